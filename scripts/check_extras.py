@@ -1,4 +1,4 @@
-"""Installs each extra of this checkout into an environment of its own, and uses it once.
+"""Install each extra of this checkout into an environment of its own, and use it once.
 
     python scripts/check_extras.py                    all extras, one after the other
     python scripts/check_extras.py models torchaudio  these extras

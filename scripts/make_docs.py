@@ -1,12 +1,16 @@
-"""Write what the documentation takes from the code: `python scripts/make_docs.py`.
+"""Write the parts of the documentation that are made from the code.
 
-    docs/commands.md   whole: what `--help` says of every command
-    docs/configs.md    the tables between its `<!-- keys: … -->` and `<!-- end -->`: the keys of every section,
-                       from the models that validate them; of `A - B`, those of A that B
-                       has not, or otherwise
-    docs/tour.ipynb    whole: docs/tour.md as a notebook
+    python scripts/make_docs.py
+    python scripts/make_docs.py --check
 
-With `--check` nothing is written: it says what is out of date, and exits with 1.
+With `--check`, it writes nothing, names the pages that are out of date, and exits with 1.
+These are made:
+
+    docs/commands.md   the whole page: the `--help` of every command
+    docs/configs.md    the tables between `<!-- keys: … -->` and `<!-- end -->`: the keys of
+                       every section, from the models that validate them. `A - B` are the keys
+                       of A that B lacks or describes differently
+    docs/tour.ipynb    the whole file: docs/tour.md as a notebook
 """
 
 import argparse

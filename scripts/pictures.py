@@ -1,5 +1,5 @@
-"""Draw what each packaged config makes of one sentence, for docs/pictures.md; or measure the
-sound that is made of features again.
+"""Draw the features that each packaged config makes of one sentence, for
+docs/pictures.md. Or measure the sound that is made of features again.
 
     python scripts/pictures.py                        the pictures, and the page that shows them
     python scripts/pictures.py --measure AUDIO [...]  how near the sound of log mels comes, in dB

@@ -116,7 +116,7 @@ def check_sources(
         why = "compared by size and mtime: no hash of their audio is known"
         notes.append(f"{counted(unknown, 'utterance')} {why}")
     if not_asked:
-        why = "not looked at: URLs are asked for only if --manifest has them"
+        why = "not checked: featcache asks only for URLs that --manifest has"
         notes.append(f"{counted(not_asked, 'utterance')} {why}")
     return problems, notes
 

@@ -97,9 +97,9 @@ def say_summary(summary: Summary, where: str, *, reads_audio: bool = True) -> in
         if reads_audio:
             one, several = "its audio was", "their audio was"
         were = one if not_looked_at == 1 else several
-        say(f"{not_looked_at:,} already there: {were} not looked at (--check-sources does)")
+        say(f"{not_looked_at:,} already there: {were} not checked for changes (--check-sources)")
     for done, remark in (
-        ("upsampled", ": there is nothing in them above half of their own rate"),
+        ("upsampled", ": they have no sound above half of their own rate"),
         ("downsampled", ""),
     ):
         count = getattr(summary, done)

@@ -198,7 +198,7 @@ def _print(report: Report, manifest: str | None, tag: str = "") -> None:
     for line in report.notes:
         say(f"  {line}")
     if report.interrupted:
-        say("  interrupted: the rest was not looked at")
+        say("  interrupted: the rest was not checked")
     if report.surplus:
         say(f"  {count_are(report.surplus, 'utterance')} not in the manifest")
     if report.repeated:

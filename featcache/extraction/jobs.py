@@ -223,8 +223,8 @@ class RunControl:
             if name in self.unproven and are_refused and all_failed:
                 reasons = listing(sorted(progress.failures))
                 self.give_up(
-                    f"{name}: all of the first {tried:,} utterances failed: {reasons}: does the "
-                    "config suit this audio? --max-failures 100% tries all of them"
+                    f"{name}: all of the first {tried:,} utterances failed: {reasons}: check "
+                    "the config, or try all of them with --max-failures 100%"
                 )
             if self.max_failures is not None:
                 fault = self.max_failures.fault(counts.failed, tried, is_end)
@@ -242,7 +242,7 @@ _MOST_IN_A_ROW = 20
 cannot hold their features."""
 
 _REMEDIES = {
-    Reason.EXTRACTOR_ERROR: ("raised exceptions at", "mend it"),
+    Reason.EXTRACTOR_ERROR: ("raised exceptions at", "fix it"),
     Reason.NON_FINITE_FEATURES: (
         "gave no finite features for",
         "change the config, or check the weights",

@@ -160,8 +160,8 @@ class Utterances:
             if not isinstance(column, Strings):
                 meant = did_you_mean(name, texts)
                 raise ManifestError(
-                    f"{self.source}: no column of text is {name!r}{meant}, for classes=; there "
-                    f"are {listing(map(repr, texts)) or 'none'}"
+                    f"{self.source}: has no column of text {name!r}{meant} for classes=; it has "
+                    f"{listing(map(repr, texts)) or 'none'}"
                 )
             columns[name], labels[name] = _numbered(column, known, what)
         return replace(self, columns=columns, classes=labels, versions=[*versions.values()])

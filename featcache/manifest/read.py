@@ -118,7 +118,7 @@ def read_manifest(
     if format is None and kind not in tables.PLAIN.values():
         recognised.append(f"read as {kind}")
     if not opened.has_ids:
-        recognised.append("paths stand for ids")
+        recognised.append("ids are made from paths")
     if recognised and places:
         opened.notes.insert(0, ", ".join(recognised))
     if kind == "folder" and not places and not opened.faults.count and _is_cache(opened):
@@ -214,8 +214,8 @@ def _note_unread_times(segments: SegmentColumns, places: Sequence[int], source: 
     if not unread:
         return
     what = (
-        f"{listing(map(repr, unread))} may say where rows begin and end, and cannot be read: "
-        "name them start and end, in seconds, or rename what says something else"
+        f"{listing(map(repr, unread))} may be times of rows, and featcache does not read them: "
+        "name times start and end, in seconds, and give other columns another name"
     )
     again = segments.read_again()
     if len(again) and len(unread) > 1 and source.audio:

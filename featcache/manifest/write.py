@@ -35,8 +35,8 @@ def format_to_write(target: Path, name: str | None, remedy: str = "") -> str:
     if name:
         meant = did_you_mean(name, WRITTEN)
         raise ArgumentError(f"--to: there is no {name!r}{meant}: choose {listing(WRITTEN)}")
-    remedy = remedy or f"give --to {listing(WRITTEN)}"
-    raise ArgumentError(f"-o: {target} has the suffix of no format: {remedy}")
+    remedy = remedy or f"add --to {listing(WRITTEN)}"
+    raise ArgumentError(f"-o: {target}: its suffix names no format: {remedy}")
 
 
 def to_csv(manifest: Manifest) -> bytes:

@@ -38,10 +38,7 @@ _SizesOf = Callable[[Sequence[AudioSource]], Sequence[int | None]]
 
 _FEW = 0.05
 
-_REMEDY = (
-    "give it its own cache with -o. If its features are to take the place of those there, "
-    "add --replace"
-)
+_REMEDY = "give it its own cache with -o. To replace the features that are there, add --replace"
 
 _FILES_CHECKED = 256
 """The files of a manifest whose size and mtime are compared with the extracted files'."""

@@ -1,5 +1,5 @@
-"""How fast other toolkits read features through featcache's adapters, and through what
-they have themselves.
+"""Measure how fast other toolkits read features through featcache's adapters, and from
+their own storages.
 
     pip install '.[extract,test,bench]'
     python scripts/bench/adapters.py [--utterances 1000] [--rounds 4] [--json]

@@ -1,7 +1,8 @@
-"""What the packaged configs of docs/analysis.md tell of real speech: who speaks, how high, and
-how well it was recorded.
+"""Measure what the packaged configs of docs/analysis.md find in real speech: the
+speaker, the pitch, and the quality of the recording.
 
-    pip install '.[extract,analysis]' && pip install --no-deps Resemblyzer==0.1.4
+    pip install '.[extract,analysis]'
+    pip install --no-deps Resemblyzer==0.1.4
     python scripts/bench/analysis.py [--cache FOLDER] [--sentences 6]
 
 Extracts speaker-ge2e and f0-swift of the 3,000 spoken digits of six speakers, and dnsmos of

@@ -1,5 +1,5 @@
-"""How fast a batch is augmented on its device, beside a loop over its utterances, and
-what others have.
+"""Measure how fast a batch is augmented on its device, and compare it with a loop over
+its utterances and with other packages.
 
     pip install '.[bench]'    # what is not there is left out
     python scripts/bench/augment.py [--device cuda] [--json]

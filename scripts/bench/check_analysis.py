@@ -1,6 +1,7 @@
-"""vad-silero, f0-swift, dnsmos, speaker-ge2e and f0-crepe beside what their own packages give.
+"""Compare vad-silero, f0-swift, dnsmos, speaker-ge2e and f0-crepe with their own packages.
 
-    pip install '.[extract,analysis]' librosa resampy && pip install --no-deps Resemblyzer==0.1.4 torchcrepe==0.0.24
+    pip install '.[extract,analysis]' librosa resampy
+    pip install --no-deps Resemblyzer==0.1.4 torchcrepe==0.0.24
     python scripts/bench/check_analysis.py [AUDIO ...] [--golden FILE]
 
 Each package computes each clip by itself: files, by default the examples; and of the first

@@ -1,5 +1,5 @@
-"""Every codec against the real model run on each clip alone, code for code, over whole
-corpora.
+"""Compare every codec with the real model run on each clip alone, code for code, over
+whole corpora.
 
     pip install '.[extract,models,speechtokenizer]'
     python scripts/bench/check_codecs.py [--only encodec24k ...] [--limit 500] [--json]

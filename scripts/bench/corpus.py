@@ -1,5 +1,5 @@
-"""Makes the corpora that the benchmarks run on; the same one every time, and kept from
-one run to the next.
+"""Make the corpora that the benchmarks run on. A corpus is the same every time, and is
+kept from one run to the next.
 
     python scripts/bench/corpus.py /tmp/corpora --kind long --hours 1.4
     python scripts/bench/corpus.py /tmp/corpora --kind short --hours 0.36

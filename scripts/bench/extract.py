@@ -1,4 +1,5 @@
-"""Extraction end to end, beside what its stages cost by themselves, and beside Lhotse.
+"""Measure extraction end to end, and compare it with each of its stages alone, and with
+Lhotse.
 
     pip install '.[extract,bench]'
     python scripts/bench/extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]

@@ -1,5 +1,5 @@
-"""How fast fbank is, beside torchaudio, Lhotse and kaldi-native-fbank: one thread, one
-process, in turns.
+"""Measure how fast fbank is, next to torchaudio, Lhotse and kaldi-native-fbank: one
+thread, one process, in turns.
 
     python scripts/bench/fbank.py [--rounds 20] [--json]
 

@@ -1,5 +1,5 @@
-"""The blocks of docs/from-other-tools.md, timed as they stand there: one's own loop,
-Lhotse, Hugging Face, featcache.
+"""Measure the blocks of docs/from-other-tools.md as they stand there: a loop of one's
+own, Lhotse, Hugging Face, featcache.
 
     pip install '.[extract,bench]'
     python scripts/bench/from_other_tools.py [--hours 0.7] [--rounds 3] [--json]

@@ -1,5 +1,5 @@
-"""What the scripts share: options, tables of figures, a clock of the wall and of the CPU,
-rounds in turns.
+"""Share between the scripts: options, tables of figures, a clock of the wall and of the
+CPU, rounds in turns.
 
 Whoever imports it can import what tests have in `tests/helpers` too: small models,
 made-up speech and features."""

@@ -1,9 +1,10 @@
-"""How fast training reads: shuffled batches of padded fbank features, from featcache and
-from what others use.
+"""Measure how fast training reads shuffled batches of padded fbank features, from
+featcache and from what others use.
 
-    pip install '.[extract,bench]' python scripts/bench/load.py [--utterances 3000]
-    [--seconds 1] [--rounds 4] [--folder FOLDER] [--json]
-    python scripts/bench/load.py --packed
+    pip install '.[extract,bench]'
+    python scripts/bench/load.py [--utterances 3000] [--seconds 1] [--rounds 4]
+                                 [--folder FOLDER] [--json]
+    python scripts/bench/load.py --packed    packed rows instead: see packed.py
 
 The utterances are 16 kB a second, float16 [frames, 80], with the lengths of LibriSpeech's
 (12.3 s on average), or with --seconds of so many, to a tenth. The same ones quantised are

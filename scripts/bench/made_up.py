@@ -1,4 +1,4 @@
-"""Made-up features, and versions of them, written by what tests make theirs with."""
+"""Make up features, and versions of them, with the writers of the tests."""
 
 from collections.abc import Sequence
 

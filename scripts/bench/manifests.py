@@ -1,5 +1,6 @@
-"""How long each format of manifests takes to read, against CSV: `python
-scripts/bench/manifests.py`.
+"""Measure how long each format of manifests takes to read, compared with CSV.
+
+    python scripts/bench/manifests.py [--rows 1000000] [--rounds 2] [--formats kaldi ...]
 
 The same rows (an id, a path, a duration, a text and a speaker, as far as a format has
 them) are written in each format that lies in files of text, and read by `read_manifest`

@@ -1,5 +1,5 @@
-"""How fast chunked attention masks are made, beside a loop over steps and a loop over
-chunks, at several lengths.
+"""Measure how fast chunked attention masks are made, compared with a loop over steps and
+a loop over chunks, at several lengths.
 
     pip install '.[extract]'
     python scripts/bench/masks.py [--rounds 15] [--cold] [--json]

@@ -1,5 +1,5 @@
-"""Whether a run's memory grows with its manifest: 10^5 and 10^6 clips of 0.1 s, planned,
-extracted and asked for again.
+"""Measure whether a run's memory grows with its manifest: 10^5 and 10^6 clips of 0.1 s,
+planned, extracted, and planned again.
 
     python scripts/bench/memory.py [--rows 100000 1000000] [--threads 2] [--json]
     python scripts/bench/memory.py --processes 32 --rows 10000000

@@ -1,5 +1,5 @@
-"""What opening ten million utterances takes: seconds, and memory that no other process
-shares.
+"""Measure what opening ten million utterances needs: seconds, and memory that no other
+process shares.
 
     pip install .
     python scripts/bench/open.py [--utterances 10000000] [--folder FOLDER] [--json]

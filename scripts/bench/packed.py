@@ -1,4 +1,4 @@
-"""What `load.py --packed` measures: rows of whole utterances, from featcache and from what
+"""Measure rows of whole utterances for `load.py --packed`, from featcache and from what
 others use, in tokens a second.
 
 Codes of 8 codebooks, uint16, at 12.5, 25 and 50 frames a second, of utterances with lengths

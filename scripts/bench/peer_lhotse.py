@@ -1,5 +1,5 @@
-"""Lhotse's `compute_and_store_features` over a manifest, for `extract.py`, which holds
-featcache against it.
+"""Run Lhotse's `compute_and_store_features` over a manifest, for `extract.py`, which
+compares featcache with it.
 
     python scripts/bench/peer_lhotse.py MANIFEST JOBS [started]
 

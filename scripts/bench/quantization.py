@@ -1,5 +1,5 @@
-"""What float16 and uint8 cost: bytes, differences from float32, and the time of an
-epoch's batches.
+"""Measure what float16 and uint8 cost: bytes, differences from float32, and the time of
+an epoch's batches.
 
     pip install '.[extract]'
     python scripts/bench/quantization.py MANIFEST [--config fbank80]

@@ -1,5 +1,5 @@
-"""EnCodec for 24 kHz at its full size, without a hub: random weights, whose codes still
-tell sounds apart.
+"""Make EnCodec for 24 kHz at its full size, without a hub: random weights, whose codes
+still tell sounds apart.
 
 With the weights that transformers draws, the encoder is all but linear, and its latents
 follow a sound's phase: nothing that a classifier learns of them holds for another

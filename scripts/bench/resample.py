@@ -1,4 +1,4 @@
-"""Resampling: how fast, and how clean.
+"""Measure how fast resamplers are, and how clean.
 
     pip install '.[extract,bench]'
     python scripts/bench/resample.py [--rounds 7] [--json]

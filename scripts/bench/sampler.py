@@ -1,5 +1,5 @@
-"""What padding costs with BucketBatchSampler, sorted by length, and at random; and how
-long an epoch's batches take.
+"""Measure what padding costs with BucketBatchSampler, sorted by length, and at random;
+and how long an epoch's batches take.
 
     pip install .
     python scripts/bench/sampler.py [--utterances 28000] [--large 10000000]

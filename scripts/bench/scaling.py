@@ -1,4 +1,5 @@
-"""How extraction on a CPU scales with its workers, also beyond the cores of the machine.
+"""Measure how extraction on a CPU scales with its workers, also beyond the cores of the
+machine.
 
     python scripts/bench/scaling.py [--hours 3] [--workers 2 4 8 16] [--rounds 5] [--json]
 

@@ -1,5 +1,6 @@
-"""CPU time of one model pass for several configs, against a pass for each: HuBERT base,
-layers 6, 9 and 12; Mimi, codes and latents. The weights are random, at the real sizes.
+"""Measure the CPU time of one model pass for several configs, compared with a pass for
+each: HuBERT base, layers 6, 9 and 12; Mimi, codes and latents. The weights are random,
+at the real sizes.
 
     python scripts/bench/shared_pass.py
 """

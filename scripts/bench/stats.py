@@ -1,4 +1,5 @@
-"""How fast `featcache stats` goes over a version, beside reading its bytes and nothing more.
+"""Measure how fast `featcache stats` goes over a version, compared with only reading its
+bytes.
 
     pip install .
     python scripts/bench/stats.py CACHE[/VERSION] [--threads 1 2] [--rounds 5]

@@ -1,4 +1,4 @@
-"""Codes that lie on a tie: where the latents agree to rounding, and another codeword is
+"""Find codes that lie on a tie: the latents agree to rounding, and another codeword is
 as near."""
 
 from collections import Counter

@@ -1,9 +1,10 @@
-"""EnCodec from FLAC files to codes on disk: beside the model alone, and beside the loop
-that people write.
+"""Measure EnCodec from FLAC files to codes on disk, and compare it with the model alone,
+and with the loop that people write.
 
-    pip install '.[extract,models]' python scripts/bench/tokenizing.py [--hours 0.1]
-    [--threads 2] [--rounds 3] [--json] python scripts/bench/tokenizing.py --kind short
-    clips of 0.43 s at 8 kHz, the worst case for padding
+    pip install '.[extract,models]'
+    python scripts/bench/tokenizing.py [--hours 0.1] [--threads 2] [--rounds 3] [--json]
+    python scripts/bench/tokenizing.py --kind short
+                        clips of 0.43 s at 8 kHz, the worst case for padding
 
 The model is EnCodec for 24 kHz at its full size, with random weights
 (`random_encodec.py`), at 6 kbps in fp32. In each round three things take turns:

@@ -1,4 +1,5 @@
-"""How fast `verify` is, beside reading the same bytes and taking their CRC-32C, on one core.
+"""Measure how fast `verify` is, compared with reading the same bytes and computing their
+CRC-32C, on one core.
 
     python scripts/bench/verify.py [--megabytes 1000] [--threads 2] [--rounds 5] [--json]
 

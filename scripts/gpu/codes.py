@@ -1,4 +1,4 @@
-"""Codes of full-size codecs on a device, and what precision and batching do to them.
+"""Compare codes of full-size codecs on a device, at each precision and batching.
 
 Three questions, for EnCodec, DAC and Mimi with random filters and spread codebooks, on
 speech-like clips:

@@ -1,8 +1,9 @@
-"""Everything that only a GPU can settle, in one command: see docs/gpu.md.
+"""Measure and test everything that needs a GPU, in one command: see docs/gpu.md.
 
-    python scripts/gpu/day.py --out results [--minutes 25] [--device cuda] [--only tests
-    codes …] python scripts/gpu/day.py --out results --device cpu --minutes 5    # whether
-    the script itself works
+    python scripts/gpu/day.py --out results [--minutes 25] [--device cuda]
+                              [--only tests codes …]
+    python scripts/gpu/day.py --out results --device cpu --minutes 5
+                        to check the script itself
 
 Steps run in the order of their value, each in a process of its own, which is killed when
 its time is up. What a step has found until then is kept: in OUT/<step>.jsonl, a result a

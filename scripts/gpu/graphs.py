@@ -1,4 +1,4 @@
-"""Whether CUDA graphs and torch.compile are worth having, over batches of constant shape.
+"""Measure whether CUDA graphs and torch.compile pay off, over batches of constant shape.
 
 A run computes batches of a few shapes, one for each padded length, and each shape many
 times. `Graphs` is how that might look in featcache: a graph for each shape, captured when

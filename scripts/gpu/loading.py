@@ -1,5 +1,5 @@
-"""The loader into a GPU's memory, beside copies of the same bytes from pinned memory; and
-how long training waits.
+"""Measure the loader into a GPU's memory, compared with copies of the same bytes from
+pinned memory; and how long training waits.
 
     copy       batches' bytes that lie in pinned memory, copied one after the other: the limit
     loader     featcache.DataLoader on log mel features, stored as float16 and as uint8

@@ -1,5 +1,5 @@
-"""What the steps of `day.py` share: their options, their results, a clock for a device,
-and models at their full size.
+"""Share between the steps of `day.py`: their options, their results, a clock for a
+device, and models at their full size.
 
 A step is a script of its own, so that it can be killed; it can be run by hand, too:
 

@@ -1,5 +1,5 @@
-"""How fast extraction is on a device, end to end from FLAC files, beside the model alone;
-and what its constants cost.
+"""Measure how fast extraction is on a device, end to end from FLAC files, compared with
+the model alone; and what its constants cost.
 
     alone        the model on tensors that lie on the device, in several shapes: the fastest is the limit
     batch        a batch of rows as featcache computes it; `first` is in a new thread, which makes its plans; `waits`

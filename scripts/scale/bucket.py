@@ -1,5 +1,5 @@
-"""What a bucket is asked for: by shards that are uploaded, an index of very many, one
-shard more, opening and `info`.
+"""Count the requests to a bucket: of uploaded shards, of an index of very many shards,
+of one more shard, of opening and of `info`.
 
     python scripts/scale/bucket.py [--shards 2000] [--latency 0 50]
 

@@ -1,4 +1,4 @@
-"""What a part of a corpus costs, whatever the number of parts: planning, a rerun,
+"""Measure what a part of a corpus costs, for any number of parts: planning, a rerun,
 opening; seconds and memory.
 
     python scripts/scale/parts.py --rows 1000000 --parts 1 3 10 --open 10 100 1000

@@ -1,16 +1,18 @@
-"""Spotting spoken digits in EnCodec's codes: tokenised again in every epoch, and once.
+"""Train a network that spots spoken digits in EnCodec's codes: tokenised again in every
+epoch, and once.
 
-    pip install '.[extract,models]' python scripts/stories/train_keywords.py [--limit
-    1200] [--epochs 2] [--more-epochs 30] [--device cuda] python
-    scripts/stories/train_keywords.py --weights facebook/encodec_24khz      the real
-    weights, from the hub
+    pip install '.[extract,models]'
+    python scripts/stories/train_keywords.py [--limit 1200] [--epochs 2]
+                                             [--more-epochs 30] [--device cuda]
+    python scripts/stories/train_keywords.py --weights facebook/encodec_24khz
+                        the real weights, from the hub
 
 The same classifier is trained on the same batches of the same clips in three ways:
 
-one by one  every epoch loads, resamples and tokenises each clip by itself: the codes that
-the clip has padded      every epoch tokenises padded batches, as most people do: other
-codes in clips' last frames featcache   `featcache extract` once, and a
-`featcache.DataLoader`
+one by one  every epoch loads, resamples and tokenises each clip alone: exact codes
+padded      every epoch tokenises padded batches, as most people do: other codes in the
+            last frames of clips
+featcache   `featcache extract` once, and a `featcache.DataLoader`
 
 `OnTheFly` does the first two as well as they can be done. The classifier is an x-vector
 network (`xvector.py`) over the sum of the codes' embeddings. EnCodec is the 24 kHz model

@@ -1,4 +1,4 @@
-"""A language model of speech on packed codes of two corpora, killed and resumed.
+"""Train a language model of speech on packed codes of two corpora, killed and resumed.
 
     pip install '.[extract,models]'
     python scripts/stories/train_speech_lm.py [--limit 300] [--steps 40] [--device cuda]

@@ -1,6 +1,7 @@
-"""Everything that a text-to-speech recipe needs, from one `extract` and one loader.
+"""Make everything that a text-to-speech recipe needs, with one `extract` and one loader.
 
-    pip install '.[extract,models,analysis]' && pip install --no-deps Resemblyzer==0.1.4
+    pip install '.[extract,models,analysis]'
+    pip install --no-deps Resemblyzer==0.1.4
     python scripts/stories/train_tts.py [--limit 600] [--device cuda]
 
 Recipes like CosyVoice's make tokens of text, then a mel spectrogram of the tokens, of the

@@ -1,8 +1,9 @@
-"""An x-vector network that tells speakers apart, with noise before its pooling: drawn on
-the CPU, or in place.
+"""Train an x-vector network that tells speakers apart, with noise before its pooling:
+drawn on the CPU, or on the device.
 
-    pip install '.[extract]' python scripts/stories/train_xvector.py [--epochs 10]
-    [--channels 128] [--device cuda] [--json]
+    pip install '.[extract]'
+    python scripts/stories/train_xvector.py [--epochs 10] [--channels 128]
+                                            [--device cuda] [--json]
 
 The features are the paper's, 24 log mel energies of 8 kHz speech, extracted once by
 `featcache extract` and read by a `featcache.DataLoader`. The network (`xvector.py`) has

@@ -1,5 +1,5 @@
-"""What the training stories share: splits of a manifest, a training loop, and what it
-costs the CPU and the GPU."""
+"""Share between the training stories: splits of a manifest, a training loop, and its
+cost to the CPU and the GPU."""
 
 import argparse
 import csv

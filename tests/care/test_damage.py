@@ -90,7 +90,7 @@ def test_a_verification_that_is_stopped_says_so(cache, capsys, monkeypatch):
     )
     assert not verify(version).interrupted
     print_report(found, None, "")
-    assert "interrupted: the rest was not looked at" in capsys.readouterr().out
+    assert "interrupted: the rest was not checked" in capsys.readouterr().out
     stop.clear()
     monkeypatch.setattr(featcache.care.verify, "_notes", lambda _: stop.set() or [])
     found = verify(version, stop=stop)

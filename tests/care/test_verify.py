@@ -182,7 +182,9 @@ def test_an_index_that_leads_out_of_a_shard_is_damage(cli, cache):
 
 def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     again = cli("extract", plain.manifest(), "-o", cache)
-    assert "12 already there: their audio was not looked at (--check-sources does)\n" in again.out
+    assert (
+        "12 already there: their audio was not checked for changes (--check-sources)\n" in again.out
+    )
     assert (
         cli("extract", plain.manifest(), "-o", cache, "--json").json()["versions"][0][
             "not_looked_at"
@@ -190,8 +192,11 @@ def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
         == 12
     )
     looked = cli("extract", plain.manifest(), "-o", cache, "--check-sources")
-    assert "looked at" not in looked.out
-    assert "looked at" not in cli("extract", plain.manifest(), "-o", cache.parent / "new").out
+    assert "checked for changes" not in looked.out
+    assert (
+        "checked for changes"
+        not in cli("extract", plain.manifest(), "-o", cache.parent / "new").out
+    )
 
 
 def test_frames_of_replaced_utterances_are_not_counted(cli, plain, cache):

@@ -145,7 +145,7 @@ def test_features_are_the_same_with_durations_from_headers(cli, corpus, scratch,
     [
         (
             ["-o", "m.txt"],
-            "m.txt has the suffix of no format: give --to csv, jsonl, parquet, nemo, lhotse",
+            "m.txt: its suffix names no format: add --to csv, jsonl, parquet, nemo, lhotse",
         ),
         (["-o", "m.csv", "--to", "kaldi"], "there is no 'kaldi': choose csv"),
         (["-o", "m.csv", "--set", "data_root"], "'data_root' is not NAME=VALUE"),
@@ -161,9 +161,7 @@ def test_a_dash_is_standard_output(cli, data, scratch):
     ended = cli("manifest", data, "-o", "-", "--to", "csv")
     assert (ended.code, ended.out) == (0, (scratch / "m.csv").read_text())
     assert "-: 4 rows as csv, read as kaldi" in ended.err
-    assert (
-        "-o: - has the suffix of no format: give --to csv" in cli("manifest", data, "-o", "-").err
-    )
+    assert "-o: -: its suffix names no format: add --to csv" in cli("manifest", data, "-o", "-").err
     assert cli("manifest", data, "-o", "-", "--to", "csv", "--json").code == 2
 
 

@@ -276,9 +276,7 @@ def test_an_utterance_is_resampled_once_however_many_copies_and_configs(
         "0.02",
     )
     made = cli(*command, "-o", scratch / "c").with_code(0)
-    assert (
-        "4 utterances were upsampled to 16,000 Hz: there is nothing in them above half" in made.out
-    )
+    assert "4 utterances were upsampled to 16,000 Hz: they have no sound above half" in made.out
     assert " of audio, with its copies, in " in made.out
     document = cli(*command, "-o", scratch / "d", "--json").json()
     assert (document["upsampled"], document["downsampled"]) == (4, 0)

@@ -380,7 +380,7 @@ def test_no_length_is_shown_of_vectors_whose_audio_is_unknown(cli, tmp_path):
     assert "duration" not in cli("show", tmp_path / "c", "v1").out
     assert "of audio" not in cli("report", tmp_path / "c", "-o", tmp_path / "r.html").out
     again = cli("import", *options).out
-    assert "3 already there: their files were not looked at (--check-sources does)" in again
+    assert "3 already there: their files were not checked for changes (--check-sources)" in again
 
 
 def test_files_that_have_changed_are_imported_again_if_asked(cli, tmp_path):

@@ -463,7 +463,7 @@ def test_sources_of_labels_at_urls_are_asked_for_if_the_manifest_names_them(
     made = config(tmp_path, params={"tier": "words"})
     cli("extract", manifest, "-c", made, "-o", cache, *root).with_code(0)
     unasked = cli("verify", cache, "--sources").with_code(0)
-    assert "URLs are asked for only if --manifest has them" in unasked.out
+    assert "featcache asks only for URLs that --manifest has" in unasked.out
     check = ("verify", cache, "--manifest", manifest, *root)
     for how in ("stat", "content"):
         ended = cli(*check, f"--sources={how}").with_code(0)

@@ -262,7 +262,7 @@ def test_a_cache_alone_makes_no_requests(cli, corpus, server, strangers):
         assert "Traceback" not in ran.err
     assert server.requests == []
     checked = cli("verify", strangers, "--sources")
-    assert " not looked at: URLs are asked for only if --manifest has them" in checked.out
+    assert " not checked: featcache asks only for URLs that --manifest has" in checked.out
     cli("verify", strangers, "--sources", "--manifest", corpus.manifest(), "--root", server.address)
     assert server.asked("HEAD") > 10
 

@@ -345,17 +345,17 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
         (
             {"classes": "spaeker"},
             ManifestError,
-            r"no column of text is 'spaeker' \(did you mean speaker\?\), for classes=; there are 'split'",
+            r"has no column of text 'spaeker' \(did you mean speaker\?\) for classes=; it has 'split'",
         ),
         (
             {"classes": "speaker", "columns": ["digit"]},
             ManifestError,
-            "no column of text is 'speaker', for classes=; ",
+            "has no column of text 'speaker' for classes=; ",
         ),
         (
             {"manifest": None, "classes": "speaker"},
             ManifestError,
-            "no column of text is 'speaker', .* there are none",
+            "has no column of text 'speaker' .* it has none",
         ),
         (
             {"manifest": [{"id": "utt-1", "s": "a"}, {"id": "utt-2"}], "classes": "s"},

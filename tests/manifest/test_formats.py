@@ -263,7 +263,7 @@ def test_speechbrains_objects_may_be_written_in_any_way(written):
 def test_the_path_and_what_is_cut_stand_for_an_id(written, row, expected):
     manifest = read_manifest(written(json.dumps({"audio_filepath": "x.wav", **row}), "nemo.json"))
     assert list(manifest.ids) == [expected]
-    assert manifest.notes[-1].endswith(": read as nemo, paths stand for ids")
+    assert manifest.notes[-1].endswith(": read as nemo, ids are made from paths")
 
 
 def test_rows_without_ids_that_cut_alike_are_rows_of_one_clip(written):

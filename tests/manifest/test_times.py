@@ -98,12 +98,12 @@ def test_a_length_ends_rows_and_a_unit_that_is_said_counts(written, columns, cel
     [
         ("start offset", "'offset' is not read: give a duration, offset - start, instead"),
         ("start stop", "'stop' is not read: give a duration, stop - start, instead"),
-        ("start length", "'length' is not read beside 'start': say one unit in both names"),
-        ("offset end_ms", "'end_ms' is not read beside 'offset': say one unit in both names"),
+        ("start length", "'length' is not read next to 'start': use one unit in both names"),
+        ("offset end_ms", "'end_ms' is not read next to 'offset': use one unit in both names"),
         ("start_ms end", "'end' is not read"),
-        ("start_ms duration", "'duration' is not read beside 'start_ms'"),
-        ("start_sample dur", "'duration' is not read beside 'start_sample'"),
-        ("start num_frames", "'num_frames' is not read beside 'start'"),
+        ("start_ms duration", "'duration' is not read next to 'start_ms'"),
+        ("start_sample dur", "'duration' is not read next to 'start_sample'"),
+        ("start num_frames", "'num_frames' is not read next to 'start'"),
         ("start_s begin_s", "'start_s' and 'begin_s' both mean start: name one of them start"),
     ],
 )
@@ -147,7 +147,7 @@ def test_times_that_are_not_read_are_told_if_they_are_numbers(written, columns, 
     header = f"path,{','.join(names)},text\n"
     manifest = read_manifest(written(header + one_file_each), carry=False)
     assert np.isnan(manifest.start).all()
-    assert any("may say where rows begin and end" in note for note in manifest.notes) == is_told
+    assert any("may be times of rows" in note for note in manifest.notes) == is_told
     words = read_manifest(written(header + one_file_each.replace("1,", "de,")))
     assert not any("may say" in note for note in words.notes)
 
@@ -169,7 +169,7 @@ def test_rows_that_read_one_file_beside_times_that_are_not_read_are_refused(writ
     words = table(("from", "to"), [("de", "en"), ("en", "de")])
     assert len(read_manifest(written(words))) == 2
     one = read_manifest(written(table(("start_frame",), [("10",), ("20",)])))
-    assert "'start_frame' may say" in one.notes[-1]
+    assert "'start_frame' may be times" in one.notes[-1]
 
 
 @pytest.mark.parametrize("name", ["fsID", "slice_file_name"])

@@ -134,7 +134,7 @@ def test_vad_refuses_what_holds_no_probabilities_and_writes_nothing_without_spee
     line = run_here("vad", version.parent / "fbank80", "-o", "s.csv", code=2)
     assert "holds [frames, 80], log mel energy" in line
     line = run_here("vad", version, "-o", "s.txt", code=2)
-    assert "s.txt has the suffix of no format: end it in .csv, .jsonl or .parquet" in line
+    assert "s.txt: its suffix names no format: end it in .csv, .jsonl or .parquet" in line
     line = run_here("vad", version, "-o", "s.csv", "--min-speech", "9", code=1)
     assert "no segment of speech in 2 utterances: nothing is written" in line
     assert not (version.parent.parent / "s.csv").exists()

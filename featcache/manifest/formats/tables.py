@@ -438,7 +438,7 @@ def _with_times(
             source.faults.add(line, _why_not_read(stops[0], start_name, times.get(stops[0])))
     elif start != "start" or not has_duration:
         columns = " to ".join(map(repr, [start_name, *ends[:1]]))
-        remedy = "where each file is a clip already, leave these columns out"
+        remedy = "if the files are already cut, leave these columns out"
         source.note(f"rows are cut from {columns}, in {unit}: {remedy}")
     if ends and not has_duration and "duration" in meanings:
         meanings[meanings.index("duration")] = "original_duration"
@@ -448,8 +448,8 @@ def _with_times(
 def _why_not_read(name: str, start: str, time: Time | None) -> str:
     if time and time.role != "duration" and not time.is_explicit:
         return f"{name!r} is not read: give a duration, {name} - start, instead"
-    remedy = "say one unit in both names, as start_ms and length_ms"
-    return f"{name!r} is not read beside {start!r}: {remedy}"
+    remedy = "use one unit in both names, as start_ms and length_ms"
+    return f"{name!r} is not read next to {start!r}: {remedy}"
 
 
 def _start_of(
