@@ -273,7 +273,10 @@ def gather(batches: Iterable[Batch], source: Source) -> Gathered:
                 column.extend(cells[name], len(row_places), source.has_types)
             except ValueError:
                 faults.parsed(places, f"{name} ", carried, cells[name])
-        row_places.frombytes(np.asarray(places, np.int64).tobytes())
+        if isinstance(places, range):  # takes a tenth of the time
+            row_places.frombytes(np.arange(places.start, places.stop, dtype=np.int64).tobytes())
+        else:
+            row_places.frombytes(np.asarray(places, np.int64).tobytes())
     for name, column in columns.items():
         if isinstance(column, GrowingStrings):
             columns[name] = column.strings()

@@ -295,6 +295,10 @@ def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
 
 
 def _plain_numbers(of: Any, cells: Sequence[Any]) -> Sequence[Any] | None:
+    if isinstance(cells, array) and cells and of is not _CHANNELS:
+        flat = np.frombuffer(cells)
+        extremes = [flat.min().item(), flat.max().item()]
+        return None if _plain_numbers(of, extremes) is None else cells
     try:
         numbers: list[Any] = msgspec.convert(cells, of, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError):
