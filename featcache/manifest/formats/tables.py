@@ -306,12 +306,14 @@ def json_batches(rows: Rows, source: Source) -> Iterator[Batch]:
         yield places, {name: [row.get(name) for row in by_name] for name in names}
 
 
-def parquet_batches(table: Table, source: Source, file: str = "") -> Iterator[Batch]:
-    """Read a table by its columns; `file` names one of several."""
+def parquet_batches(
+    table: Table, source: Source, file: str = "", without: Collection[str] = ()
+) -> Iterator[Batch]:
+    """Read a table by its columns, `without` some; `file` names one of several."""
     source.has_types = True
     base = source.faults.file(file, "row")
     meanings = _meanings_of_header(table.names, base, source)
-    needed = {*SPELLINGS, *source.times, *source.unread}
+    needed = {*SPELLINGS, *source.times, *source.unread}.difference(without)
     wanted = {
         name: meaning
         for name, meaning in zip(table.names, meanings, strict=True)
