@@ -22,8 +22,9 @@ from featcache.extraction.jobs import Engine, JobGroup, Progress, RunControl
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
 from featcache.extraction.tasks import ShardTask
-from featcache.manifest.label_files import needs_columns
-from featcache.manifest.read import Table, is_table, manifest_of, read_manifest
+from featcache.manifest.copies import copies_of
+from featcache.manifest.label_files import needs_columns, template_of
+from featcache.manifest.read import Table, is_table, manifest_of, read_manifest, read_some_rows
 from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location, as_location
 from featcache.version.selection import is_corpus, refuse_version
@@ -170,9 +171,17 @@ def extract(
     loaded = [config for source in configs for config in as_configs(source, set)]
     if not loaded:
         raise ArgumentError("configs: give one at least")
-    carry = any(needs_columns(config.resolved()) for config in loaded)
+    resolved = [config.resolved() for config in loaded]
+    carry = any(map(needs_columns, resolved))
+    has_own_rows = all(template_of(each) is None and copies_of(each).are_plain for each in resolved)
     stop = stop or threading.Event()
-    job = _Job(choose_engine(options), {**reading, "carry": carry}, observer or Observer(), stop)
+    job = _Job(
+        choose_engine(options),
+        {**reading, "carry": carry},
+        has_own_rows,
+        observer or Observer(),
+        stop,
+    )
     refuse_version(folder)
     if is_table(manifest):
         manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=carry)
@@ -194,6 +203,8 @@ def extract(
 class _Job:
     engine: Engine
     reading: Mapping[str, Any]
+    has_own_rows: bool
+    """True if versions have the manifest's own rows: no copies, and no label files."""
     observer: Observer
     stop: threading.Event
 
@@ -208,7 +219,11 @@ class _Job:
         """Extract a manifest into a cache, or plan a dry run."""
         manifest = source
         if not isinstance(manifest, Manifest):
-            manifest = read_manifest(manifest, **self.reading)
+            partition = options.own_partition
+            if partition and self.has_own_rows:
+                manifest = read_some_rows(manifest, partition.span, **self.reading)
+            else:
+                manifest = read_manifest(manifest, **self.reading)
         for line in manifest.notes:
             _log.info("%s", line)
         self.observer.read(manifest, part)

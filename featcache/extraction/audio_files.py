@@ -179,6 +179,7 @@ def same_span_notes(manifest: Manifest, hashes: NDArray[np.uint64] | None) -> li
     rows = manifest.read_again(hashes)
     if not len(rows):
         return []
+    manifest = manifest.complete()
     first, second = (manifest[row] for row in rows[:2].tolist())
     return [
         f"{manifest.source}: {len(rows):,} of {len(manifest):,} rows read what another row reads: "
@@ -200,7 +201,7 @@ def missing_file_notes(
     note = f"none of {len(paths):,} files checked {fault}"
     if not (url_of(manifest.resolve(paths[0])) or os.path.isabs(paths[0])):
         note += "; relative paths begin at the manifest's folder, or at --root FOLDER"
-    others = paths_of_some(manifest, ~rows) if whole is None else paths_of_some(whole)
+    others = paths_of_some(manifest, ~rows) if whole is None else paths_of_some(whole.complete())
     if not others or _fault_of_all(manifest, others):
         raise ManifestError(f"{manifest.source}: {note}")
     return [note]

@@ -230,15 +230,18 @@ def _rows_of_run(plan: ExtractionPlan, copies: Copies, label_files: str | None) 
     manifest, partition = plan.manifest, plan.options.own_partition
     rows = expand(with_label_files(manifest, label_files), copies)
     keys = RowKeys.of(rows)
-    whole = np.zeros((3, len(rows)), np.uint64)
-    whole[0], whole[1] = keys.id_hashes, keys.hashes
-    first, end = 0, len(manifest)
-    if partition is not None:
-        del keys  # the rows of other partitions have only these hashes
-        first, end = partition.span(manifest.duration)
-        rows = rows.take(np.arange(first * len(copies), end * len(copies)))
-        keys = RowKeys.of(rows)
-    speed = np.tile(copies.speeds, end - first)
+    first = 0
+    if manifest.whole is not None:  # `read_some_rows` has chosen the rows
+        whole, first = manifest.whole.hashes, manifest.whole.first_row
+    else:
+        whole = np.zeros((3, len(rows)), np.uint64)
+        whole[0], whole[1] = keys.id_hashes, keys.hashes
+        if partition is not None:
+            del keys  # the rows of other partitions have only these hashes
+            first, end = partition.span(manifest.duration)
+            rows = rows.take(np.arange(first * len(copies), end * len(copies)))
+            keys = RowKeys.of(rows)
+    speed = np.tile(copies.speeds, len(rows) // len(copies))
     known = rows.duration / speed  # a faster copy is shorter
     if plan.source is not None:
         known = plan.source.seconds(rows, known)
@@ -270,7 +273,7 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     if os.path.exists(name):
         name = os.path.realpath(name)
     again = rows.first_row + np.flatnonzero(status.again)
-    wanted = want(name, rows.whole, index, before, again)
+    wanted = want(name, rows.whole, index, before, again, rows.manifest.whole is not None)
     # If a shard is gone, an older item counts again, but it does not stand for the newer one.
     in_whole = slice(rows.first_row, rows.first_row + len(rows.manifest))
     status = replace(status, present=status.present & ~wanted.lacks(index)[in_whole])

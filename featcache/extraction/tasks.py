@@ -73,6 +73,7 @@ def want(
     index: Index,
     before: Sequence[Wanted],
     again: ArrayLike = (),
+    are_known: bool = False,
 ) -> Wanted:
     """Give each row of a manifest a generation. Raises ManifestError if two ids have the same
     hash.
@@ -86,9 +87,10 @@ def want(
         rows: The hashes of its rows' ids, and of the rows, and numbers that the generations
             replace: uint64 `[3, rows]`.
         before: The wanted sets that the version keeps.
+        are_known: Whether all ids are known to have different hashes.
     """
     id_hash, row_hash, highest = rows
-    if not are_distinct(id_hash):
+    if not (are_known or are_distinct(id_hash)):
         raise ManifestError(f"{manifest}: two ids have the same hash: rename one of them")
     forgotten = max((earlier.forgotten for earlier in before), default=0)
     wanted = Wanted(manifest, rows, forgotten=forgotten)

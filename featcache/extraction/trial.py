@@ -80,7 +80,7 @@ def _try(
     plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, parent: Path | None
 ) -> Trial:
     total = max(version.expected_seconds for version in group)
-    sample = plan.manifest.take(sample_rows(group[0]))
+    sample = plan.manifest.complete().take(sample_rows(group[0]))
     options = replace(
         plan.options,
         partition=None,

@@ -38,6 +38,17 @@ def nearest_sample(seconds: float, rate: float) -> int:
     return math.floor(round(seconds * rate, 8) + 0.5)
 
 
+class Whole(NamedTuple):
+    """A manifest of which some rows are kept. All its ids have different hashes."""
+
+    hashes: NDArray[np.uint64]
+    """uint64 `[3, rows]`: the hash of each row's id, of its segment, and zeros."""
+    first_row: int
+    """The number of the first row that is kept."""
+    read: Callable[[], Manifest]
+    """Reads all rows."""
+
+
 @dataclass(frozen=True, eq=False)
 class Manifest(SegmentColumns):
     """A table of utterances, by column; `manifest[row]` is an `Utterance`."""
@@ -59,6 +70,8 @@ class Manifest(SegmentColumns):
     """The names of the placeholders in its columns, with a value or without."""
     has_repeats: bool = False
     """True if several rows may have the same id."""
+    whole: Whole | None = None
+    """The whole manifest, if these are some of its rows."""
 
     @classmethod
     def of_ids(cls, ids: Strings, source: str) -> Manifest:
@@ -88,7 +101,11 @@ class Manifest(SegmentColumns):
         """Return the manifest of some of the rows, in that order."""
         values = {name: column.take(rows) for name, column in self.values.items()}
         segments = vars(self.segments(rows))
-        return replace(self, **segments, ids=self.ids.take(rows), values=values)
+        return replace(self, **segments, ids=self.ids.take(rows), values=values, whole=None)
+
+    def complete(self) -> Manifest:
+        """Return the whole manifest; it may have to be read again."""
+        return self if self.whole is None else self.whole.read()
 
     def clips(self) -> Manifest:
         """Return the manifest of the first row of each clip."""
@@ -295,6 +312,10 @@ def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
 
 
 def _plain_numbers(of: Any, cells: Sequence[Any]) -> Sequence[Any] | None:
+    if isinstance(cells, array) and cells and of is not _CHANNELS:
+        flat = np.frombuffer(cells)
+        extremes = [flat.min().item(), flat.max().item()]
+        return None if _plain_numbers(of, extremes) is None else cells
     try:
         numbers: list[Any] = msgspec.convert(cells, of, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError):
