@@ -87,7 +87,7 @@ def want(
         rows: The hashes of its rows' ids, and of the rows, and numbers that the generations
             replace: uint64 `[3, rows]`.
         before: The wanted sets that the version keeps.
-        are_known: Whether all ids are known to have different hashes.
+        are_known: True if all ids are known to have different hashes.
     """
     id_hash, row_hash, highest = rows
     if not (are_known or are_distinct(id_hash)):

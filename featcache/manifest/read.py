@@ -82,7 +82,7 @@ def read_manifest(
             in `|`, as in Kaldi's `wav.scp`. Decoding in this process then runs it.
         allow_queries: Whether URLs may have a query or a fragment, which are stored and
             shown. Always allowed if paths are not required.
-        choose: Chooses rows of a format; see `read_some_rows`.
+        choose: A function that may choose some rows, see `read_some_rows`.
 
     Raises:
         ManifestError: It cannot be read, fits several formats, or has faults: the message
@@ -156,6 +156,8 @@ def read_some_rows(source: str | Path, span: _Span, **reading: Any) -> Manifest:
 
 
 class _SomeRows:
+    """Reads the times of a Parquet manifest first, which decide what rows are kept."""
+
     hashes: NDArray[np.uint64] | None = None
 
     def __init__(self, span: _Span) -> None:
