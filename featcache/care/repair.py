@@ -117,11 +117,8 @@ def repair(
         repaired.removed = verified.damaged_shards
         repaired.kept = sum(len(plan.kept) for plan in plans.values())
         if again is not None:
-            in_shards = {*again, *(problem.id for problem in verified.problems if problem.shard)}
-            for name in copies.values():
-                in_shards.update(version.shard(name).table.ids)
-            missing = {problem.id for problem in verified.problems if problem.kind == "missing"}
-            repaired.missing = len(missing - in_shards)
+            missing = [problem for problem in verified.problems if problem.kind == "missing"]
+            repaired.missing = sum(problem.shard is None for problem in missing)
         if built is None:
             open_index(version)  # builds it if it is damaged
         else:
@@ -138,7 +135,8 @@ def repair(
 
 def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
     damaged = verified.damaged_shards
-    faulty = {(problem.shard, problem.id) for problem in verified.problems}
+    faults = [problem for problem in verified.problems if problem.kind != "missing"]
+    faulty = {(fault.shard, fault.id) for fault in faults}
     index = load_index(version, version.shard_names()) if damaged else None
     plans = {}
     for name in damaged:
