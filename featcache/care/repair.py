@@ -43,7 +43,7 @@ from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import new_name, read_run, run_names
 from featcache.version.selection import select_versions
 from featcache.version.tags import tags_to_show
-from featcache.version.version import PLAIN_GROUP, Version
+from featcache.version.version import PLAIN_GROUP, UnfinishedCopyError, Version
 from featcache.version.wanted import damaged_wanted
 
 
@@ -225,14 +225,19 @@ def _remove_damaged_records(version: Version) -> int:
 
 def _restore_metadata(path: Location) -> bool:
     """Restore a version's damaged metadata from a run's record. Returns True if it was
-    damaged. Raises StoreError if no record has a config that can be loaded here."""
+    damaged. Raises StoreError if no record has a config that can be loaded here, as in an
+    unfinished copy."""
     store = open_store(path)
     is_group_damaged = not Version.has_group(store)
     if is_group_damaged:
         store.put(f"shards/{MARK}", PLAIN_GROUP)
-    with suppress(DamagedError):
+    try:
         Version.open(path)
         return is_group_damaged
+    except UnfinishedCopyError:
+        raise
+    except DamagedError:
+        pass
     faults: list[str] = []
     for name in reversed(run_names(store)):
         record = read_run(store, name)

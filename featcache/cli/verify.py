@@ -104,7 +104,7 @@ def verify(
     from featcache.manifest.label_files import template_of, with_label_files
     from featcache.version.selection import need_columns, split_tag, version_folders
     from featcache.version.tags import at_tag
-    from featcache.version.version import Version
+    from featcache.version.version import UnfinishedCopyError, Version
 
     device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
     wanted, again = None, None
@@ -124,7 +124,8 @@ def verify(
         try:
             version = at_tag(Version.open(folder), tag)
         except DamagedError as error:
-            problems = [Problem("metadata", error.what)]
+            is_copy = isinstance(error, UnfinishedCopyError)
+            problems = [Problem("unfinished" if is_copy else "metadata", error.what)]
             reports.append(Report(str(folder), 0, 0, 0, 0, data, problems))
             continue
         if wanted is not None:

@@ -1,18 +1,23 @@
 """Records for people, on which nothing depends: of runs in `runs/`, of probes in `probes/`.
-Damaged ones are skipped."""
+Damaged ones are skipped. Also the versions of libraries, which all records have."""
 
 from __future__ import annotations
 
+import platform
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
+from featcache import __version__
 from featcache.errors import DamagedError
 from featcache.format.documents import NotNegative, decoder_of, put_document, read_document
 from featcache.format.shard import Shard
@@ -29,6 +34,19 @@ from featcache.version.version import Version
 from featcache.version.wanted import wanted_failures
 
 _TIME = "%Y%m%dT%H%M%S.%f"
+
+_LIBRARIES = (
+    "numpy",
+    "torch",
+    "torchaudio",
+    "transformers",
+    "onnxruntime",
+    "soundfile",
+    "miniaudio",
+    "av",
+    "praatio",
+    "soxr",
+)
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
@@ -69,6 +87,31 @@ class Run:
         """Record when it ended; None if it goes on."""
         self._record.finished = finished
         put_document(self._version.store, f"runs/{self.id}.json", self._record)
+
+
+@cache
+def _installed(library: str) -> str:
+    try:
+        return version_of(library)
+    except PackageNotFoundError:
+        return ""
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python, of libraries that decide values, and of libsndfile,
+    which every version and shard records."""
+    versions = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "featcache": __version__,
+    }
+    installed = {library: _installed(library) for library in _LIBRARIES}
+    versions |= {library: version for library, version in installed.items() if version}
+    try:
+        import soundfile
+    except ImportError:
+        return versions
+    return {**versions, "libsndfile": soundfile.__libsndfile_version__}
 
 
 def new_name(now: datetime | None = None) -> str:
