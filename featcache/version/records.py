@@ -29,10 +29,11 @@ from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import Store
 from featcache.version.indexing import open_index
-from featcache.version.ledger import Failure, put_failures
+from featcache.version.ledger import Failure, put_failures, read_failures
 from featcache.version.version import Version
 from featcache.version.wanted import wanted_failures
 
+_OF_FAILURES = ("reason", "message")
 _TIME = "%Y%m%dT%H%M%S.%f"
 
 _LIBRARIES = (
@@ -146,23 +147,40 @@ def manifest_roots(version: Version) -> set[str]:
     return {str(run.asked.get("root")) for run in runs if run is not None}
 
 
-def failures_as_manifest(version: Version) -> Manifest:
+def failures_as_manifest(version: Version) -> tuple[Manifest, list[str]]:
     """Return a version's standing failures as rows with the columns `reason` and `message`;
-    a copy's failure is its utterance's."""
+    a copy's failure is its utterance's. Returns also the roots of their paths, as far as
+    they are known. If there are several, the column `root` has the root of each row."""
     copies = copies_of(version.info.config)
     failures = wanted_failures(version, open_index(version))
     rows = {
         id_.removesuffix(copies.copy_of(id_).suffix): failure for id_, failure in failures.items()
     }
+    known = _failure_roots(version)
+    columns = {name: [getattr(row, name) for row in rows.values()] for name in _OF_FAILURES}
+    columns["root"] = [known.get(row.id, "") for row in rows.values()]
+    roots = sorted({*columns["root"]} - {""})
+    if len(roots) < 2:
+        del columns["root"]
     kinds = np.full(len(rows), WRITTEN, np.uint8)
-    values = {
-        name: Values(Strings.of(getattr(row, name) for row in rows.values()), kinds)
-        for name in ("reason", "message")
-    }
+    values = {name: Values(Strings.of(texts), kinds) for name, texts in columns.items()}
     segments = vars(SegmentColumns.of(rows.values()))
-    return Manifest(
+    manifest = Manifest(
         source=str(version.path), root=Path.cwd(), ids=Strings.of(rows), **segments, values=values
     )
+    return manifest, roots
+
+
+def _failure_roots(version: Version) -> dict[str, str]:
+    """Map the ids of failures to the root of the run that recorded the latest."""
+    roots = dict[str, str]()
+    for run in sorted({name.rpartition(".")[0] for name in version.store.names("failures")}):
+        record = read_run(version.store, run)
+        root = None if record is None else record.asked.get("root")
+        if root is not None:
+            ids = (failure.id for failure in read_failures(version, run=run))
+            roots |= dict.fromkeys(ids, str(root))
+    return roots
 
 
 def began(run: str) -> datetime | None:
