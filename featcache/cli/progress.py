@@ -110,11 +110,11 @@ class Steps:
 
     def __init__(self, total: int | None, things: str) -> None:
         self._total, self._things = total, things
-        self._done = 0
+        self._done = 0.0
         self._started = monotonic()
         self._line = Line(total)
 
-    def update(self, count: int = 1) -> None:
+    def update(self, count: float = 1) -> None:
         """Show that so many more are done. One thread may call this at a time."""
         self._done += count
         self._line.show(self._done, self._parts)
@@ -123,8 +123,8 @@ class Steps:
         elapsed = monotonic() - self._started
         speed = f"{self._done / (elapsed or math.inf):,.1f} {self._things}/s"
         if self._total is None:
-            return [f"{self._done:,} {self._things}", speed]
-        amount = f"{self._done:,} of {self._total:,} {self._things}"
+            return [f"{int(self._done):,} {self._things}", speed]
+        amount = f"{int(self._done):,} of {self._total:,} {self._things}"
         return [amount, time_left(self._done, self._total, elapsed), speed]
 
     def __enter__(self) -> Self:
@@ -138,7 +138,8 @@ class Shards(Steps):
     """The progress of a command that goes through shards, some `passes` times."""
 
     def __init__(self, total: int, passes: int = 1) -> None:
-        super().__init__(passes * total, "shards")
+        super().__init__(total, "shards")
+        self._passes = passes
         self._utterances, self._seconds, self._damaged = 0, 0.0, 0
 
     def done(self, utterances: int, seconds: float, is_damaged: bool) -> None:
@@ -146,7 +147,7 @@ class Shards(Steps):
         self._utterances += utterances
         self._seconds += seconds
         self._damaged += is_damaged
-        self.update()
+        self.update(1 / self._passes)
 
     def _parts(self) -> list[str]:
         amount, left, _ = super()._parts()

@@ -125,6 +125,7 @@ def test_counted_things_have_the_same_form(monkeypatch):
 
 
 def test_shards_have_utterances_hours_damage_and_speed(monkeypatch):
+    """A shard that is read twice counts once."""
     monkeypatch.setattr(progress, "monotonic", clock := Mock(return_value=1000.0))
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
     with progress.Shards(20, passes=2) as shards:
@@ -133,7 +134,7 @@ def test_shards_have_utterances_hours_damage_and_speed(monkeypatch):
             shards.done(50, 360.0, second == 3)
             shards.done(0, 0.0, False)
     assert written.getvalue().splitlines() == [
-        "11 of 40 shards, 00:13 left, 1 damaged, 432 × real time, 36.0 min, 300 utterances"
+        "5 of 20 shards, 00:13 left, 1 damaged, 432 × real time, 36.0 min, 300 utterances"
     ]
 
 
