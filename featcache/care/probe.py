@@ -49,7 +49,7 @@ from featcache.manifest.label_files import template_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
 from featcache.spec import FeatureSpec
-from featcache.version.version import library_versions
+from featcache.version.records import library_versions
 
 _LONGEST_SECONDS = 30.0
 """Longer utterances are cut to this length, or to three chunks if these are longer."""

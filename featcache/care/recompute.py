@@ -36,7 +36,8 @@ from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.spec import QUANTIZATION, numpy_dtype
 from featcache.version.index import Index
-from featcache.version.version import Version, library_versions
+from featcache.version.records import library_versions
+from featcache.version.version import Version
 
 _TOLERANCE = {"float16": 2.0**-8, "bfloat16": 2.0**-5, "float32": 1e-4}
 """The largest difference of floats by rounding, relative if they are above 1; for float16

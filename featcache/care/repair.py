@@ -43,7 +43,7 @@ from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import new_name, read_run, run_names
 from featcache.version.selection import select_versions
 from featcache.version.tags import tags_to_show
-from featcache.version.version import PLAIN_GROUP, Version
+from featcache.version.version import PLAIN_GROUP, UnfinishedCopyError, Version
 from featcache.version.wanted import damaged_wanted
 
 
@@ -117,11 +117,8 @@ def repair(
         repaired.removed = verified.damaged_shards
         repaired.kept = sum(len(plan.kept) for plan in plans.values())
         if again is not None:
-            in_shards = {*again, *(problem.id for problem in verified.problems if problem.shard)}
-            for name in copies.values():
-                in_shards.update(version.shard(name).table.ids)
-            missing = {problem.id for problem in verified.problems if problem.kind == "missing"}
-            repaired.missing = len(missing - in_shards)
+            missing = [problem for problem in verified.problems if problem.kind == "missing"]
+            repaired.missing = sum(problem.shard is None for problem in missing)
         if built is None:
             open_index(version)  # builds it if it is damaged
         else:
@@ -138,7 +135,8 @@ def repair(
 
 def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
     damaged = verified.damaged_shards
-    faulty = {(problem.shard, problem.id) for problem in verified.problems}
+    faults = [problem for problem in verified.problems if problem.kind != "missing"]
+    faulty = {(fault.shard, fault.id) for fault in faults}
     index = load_index(version, version.shard_names()) if damaged else None
     plans = {}
     for name in damaged:
@@ -227,14 +225,19 @@ def _remove_damaged_records(version: Version) -> int:
 
 def _restore_metadata(path: Location) -> bool:
     """Restore a version's damaged metadata from a run's record. Returns True if it was
-    damaged. Raises StoreError if no record has a config that can be loaded here."""
+    damaged. Raises StoreError if no record has a config that can be loaded here, as in an
+    unfinished copy."""
     store = open_store(path)
     is_group_damaged = not Version.has_group(store)
     if is_group_damaged:
         store.put(f"shards/{MARK}", PLAIN_GROUP)
-    with suppress(DamagedError):
+    try:
         Version.open(path)
         return is_group_damaged
+    except UnfinishedCopyError:
+        raise
+    except DamagedError:
+        pass
     faults: list[str] = []
     for name in reversed(run_names(store)):
         record = read_run(store, name)

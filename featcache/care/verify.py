@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -114,9 +114,12 @@ def _report(
         problems.append(Problem("metadata", what))
     for checked_shard in checked.values():
         problems += checked_shard.problems
+    kept = None if interrupted else load_index(version, names)
+    items = {shard.name: shard.items for shard in kept.summaries} if kept is not None else {}
+    items |= {name: shard.info.items for name, shard in damaged.items() if shard is not None}
     damaged_utterances = None
-    if None not in damaged.values():
-        damaged_utterances = sum(shard.info.items for shard in damaged.values() if shard)
+    if damaged.keys() <= items.keys():
+        damaged_utterances = sum(items[name] for name in damaged)
     result = Report(
         path=str(version.path),
         shards=len(checked),
@@ -135,11 +138,11 @@ def _report(
     notes += [*_notes(version), *_notes_on_records(version)]
     index_folder = f"index/{index_name(version, names)}"
     has_index = version.store.exists(index_folder)
-    index = load_index(version, names)
-    if has_index and index is None:
+    if has_index and kept is None:
         what = "damaged: this index is built anew when the version is opened next"
         notes.append(f"{version.path}/{index_folder}: {what}")
-    if index is None or len(sound) < len(names):
+    index = kept
+    if index is None or damaged:
         index = index_of(sound, are_checked=True)
     result.utterances, result.frames = len(index), int(index.num_frames.sum())
     notes += _notes_on_decoders(version, index, sound)
@@ -148,7 +151,11 @@ def _report(
     result.failed = len(wanted_failures(version, index))
     if manifest is not None:
         rows = rows_of(manifest, version.info.config)
-        _compare_rows(rows, index, failures_by_row(version, index), result)
+        failures = failures_by_row(version, index)
+        before = None
+        if damaged:
+            before = kept or index_of([*sound, *_with_tables(damaged.values())], are_checked=True)
+        _compare_rows(rows, index, before, failures, result)
     return result, index
 
 
@@ -276,14 +283,36 @@ def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -
         )
 
 
-def _compare_rows(manifest: Manifest, index: Index, failures: RowFailures, result: Report) -> None:
-    """Compare a version with a manifest, and add the differences to the result."""
-    status = join(RowKeys.of(manifest), index, failures)
+def _with_tables(damaged: Iterable[Shard | None]) -> Iterator[Shard]:
+    """Yield the damaged shards whose tables are undamaged."""
+    for shard in damaged:
+        with suppress(DamagedError):
+            if shard is not None:
+                shard.check_table()
+                yield shard
+
+
+def _compare_rows(
+    manifest: Manifest, index: Index, before: Index | None, failures: RowFailures, result: Report
+) -> None:
+    """Compare a version with a manifest, and add the differences to the result. If shards
+    are damaged, `before` is an index that has also their items, as far as they are known."""
+    keys = RowKeys.of(manifest)
+    status = join(keys, index, failures)
     result.failed = int(status.failed.sum())
     result.surplus = len(index) - int((status.positions >= 0).sum())
-    for id_ in manifest.ids.take(np.flatnonzero(status.missing & ~status.changed)):
-        result.problems.append(Problem("missing", f"{id_}: is in no shard", id=id_))
-    for row in np.flatnonzero(status.changed).tolist():
+    is_damaged, where = np.zeros(len(manifest), bool), "shard"
+    if before is not None:
+        undamaged = join(keys, before, failures)
+        is_damaged = undamaged.present & ~status.present
+        for row in np.flatnonzero(is_damaged).tolist():
+            id_, name = manifest.ids[row], before.place(int(undamaged.positions[row]))[0]
+            result.problems.append(Problem("missing", f"{id_}: its shard is damaged", name, id_))
+        if not {*result.damaged_shards} <= {*before.shards}:
+            where = "undamaged shard"
+    for id_ in manifest.ids.take(np.flatnonzero(status.missing & ~status.changed & ~is_damaged)):
+        result.problems.append(Problem("missing", f"{id_}: is in no {where}", id=id_))
+    for row in np.flatnonzero(status.changed & ~is_damaged).tolist():
         id_, what = manifest.ids[row], "its row is not the one that was extracted"
         failure = status.failures.get(row)
         if failure is not None:

@@ -282,11 +282,11 @@ def _print_csv(path: Location) -> None:
     """Print the failure ledger as a manifest. A failed copy is a row of its utterance."""
     from featcache.manifest.audio_locations import is_audio_url, is_command
     from featcache.manifest.write import to_csv
-    from featcache.version.records import failures_as_manifest, manifest_roots
+    from featcache.version.records import failures_as_manifest
     from featcache.version.selection import select_version
 
     version = select_version(path)
-    manifest = failures_as_manifest(version)
+    manifest, roots = failures_as_manifest(version)
     text = to_csv(manifest)
     if sys.stdout.isatty():
         for line in text.decode().splitlines():
@@ -295,11 +295,10 @@ def _print_csv(path: Location) -> None:
         click.echo(text, nl=False)
     is_found = [isabs(path) or is_audio_url(path) or is_command(path) for path in manifest.paths]
     if not all(is_found):
-        roots = listing(sorted(manifest_roots(version) - {"None"}))
-        note(
-            f"some paths are relative, to {roots}: to extract these again, give --root, and "
-            "--retry-failed"
-        )
+        remedy = "give --root, and --retry-failed"
+        if len(roots) > 1:
+            remedy = "take the rows of one `root` at a time, with that --root and --retry-failed"
+        note(f"some paths are relative, to {listing(roots)}: to extract these again, {remedy}")
 
 
 def _date(time: str) -> str:

@@ -52,7 +52,9 @@ def _columns(
     "vector for each utterance.",
 )
 @options.manifest_argument
-@options.output_file(help="The new manifest; - is standard output.", required=True)
+@options.output_file(
+    type=options.FILE_OR_STREAM, help="The new manifest; - is standard output.", required=True
+)
 @options.root()
 @options.manifest_format
 @options.threads(

@@ -50,7 +50,7 @@ command = functools.partial(click.command, cls=_Command)
 
 class _LocalPath(click.Path):
     """A path, which may begin with `~/`, and is neither empty (as an unset variable of the
-    shell would make it) nor a URL."""
+    shell would make it) nor a URL; nor `-`, unless `allow_dash` is set."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = os.fspath(value)
@@ -60,7 +60,9 @@ class _LocalPath(click.Path):
         if path == "~" or path.startswith("~/"):
             path = os.path.expanduser(path)
         exists, fault = os.path.exists(path), ""  # another run may make it meanwhile
-        if exists and not self.file_okay and not os.path.isdir(path):
+        if path == "-":
+            fault = "" if self.allow_dash else "- is no path here: give another, or ./-"
+        elif exists and not self.file_okay and not os.path.isdir(path):
             fault = f"{path} is not a folder"
         elif exists and not self.dir_okay and not os.path.isfile(path):
             fault = f"{path} is not a file"
@@ -131,7 +133,7 @@ class _Root(_LocalPath):
         return super().convert(value, param, ctx)
 
 
-TEXT = _LocalPath()
+TEXT = _LocalPath(allow_dash=True)
 """A manifest's path, as text (`-` is standard input)."""
 CONFIG = _Config()
 LOCATION = _Location(path_type=Path)
@@ -139,6 +141,7 @@ _OUTPUTS = ("output", "plot", "wav")
 """Parameters that are files to write."""
 
 _FILE = _LocalPath(dir_okay=False, path_type=Path)
+FILE_OR_STREAM = _LocalPath(dir_okay=False, path_type=Path, allow_dash=True)
 _CACHE = _Location(file_okay=False, path_type=Path)
 _ROOT = _Root(exists=True, file_okay=False, path_type=Path)
 
@@ -222,12 +225,9 @@ cache_to_fill = cache(
     default="features",
     show_default=True,
 )
-output_file = functools.partial(
-    click.option, "-o", "--output", "output", type=_FILE, metavar="FILE"
-)
-output_target = functools.partial(
-    click.option, "-o", "--output", "output", type=_LocalPath(path_type=Path), metavar="OUT"
-)
+_output = functools.partial(click.option, "-o", "--output", "output")
+output_file = functools.partial(_output, type=_FILE, metavar="FILE")
+output_target = functools.partial(_output, type=_LocalPath(path_type=Path), metavar="OUT")
 
 
 def written(name: str, meaning: str) -> Decorator:

@@ -17,7 +17,7 @@ import click
 
 from featcache.cli.common import note
 from featcache.cli.process import terminal_columns
-from featcache.errors import counted, hours, real_time
+from featcache.errors import counted, hours, listing, real_time
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -31,6 +31,8 @@ _LINE_SECONDS = 30.0
 _BAR_SECONDS = 0.1
 _JSON_SECONDS = 60.0
 _TICK_SECONDS = 1.0
+_PATIENCE_SECONDS = 60.0
+"""The time without a finished utterance after which a line names those in progress."""
 
 _BAR_COLUMNS = 16
 """The columns of a terminal that the bar and the percentage get at least."""
@@ -108,11 +110,11 @@ class Steps:
 
     def __init__(self, total: int | None, things: str) -> None:
         self._total, self._things = total, things
-        self._done = 0
+        self._done = 0.0
         self._started = monotonic()
         self._line = Line(total)
 
-    def update(self, count: int = 1) -> None:
+    def update(self, count: float = 1) -> None:
         """Show that so many more are done. One thread may call this at a time."""
         self._done += count
         self._line.show(self._done, self._parts)
@@ -121,8 +123,8 @@ class Steps:
         elapsed = monotonic() - self._started
         speed = f"{self._done / (elapsed or math.inf):,.1f} {self._things}/s"
         if self._total is None:
-            return [f"{self._done:,} {self._things}", speed]
-        amount = f"{self._done:,} of {self._total:,} {self._things}"
+            return [f"{int(self._done):,} {self._things}", speed]
+        amount = f"{int(self._done):,} of {self._total:,} {self._things}"
         return [amount, time_left(self._done, self._total, elapsed), speed]
 
     def __enter__(self) -> Self:
@@ -136,7 +138,8 @@ class Shards(Steps):
     """The progress of a command that goes through shards, some `passes` times."""
 
     def __init__(self, total: int, passes: int = 1) -> None:
-        super().__init__(passes * total, "shards")
+        super().__init__(total, "shards")
+        self._passes = passes
         self._utterances, self._seconds, self._damaged = 0, 0.0, 0
 
     def done(self, utterances: int, seconds: float, is_damaged: bool) -> None:
@@ -144,7 +147,7 @@ class Shards(Steps):
         self._utterances += utterances
         self._seconds += seconds
         self._damaged += is_damaged
-        self.update()
+        self.update(1 / self._passes)
 
     def _parts(self) -> list[str]:
         amount, left, _ = super()._parts()
@@ -170,7 +173,7 @@ class Display:
     def __init__(self, plan: ExtractionPlan, kind: str = "bar") -> None:
         from featcache.extraction.jobs import Progress
 
-        self._total = plan.seconds_to_decode
+        self._plan, self._total = plan, plan.seconds_to_decode
         self._kind = kind
         self._line = Line(self._total if kind == "bar" else 0)
         self._started = monotonic()
@@ -178,6 +181,8 @@ class Display:
         self._latest = Progress()
         self._printed = Progress()
         """The progress as of the last line of JSON."""
+        self._done = (0.0, 0)
+        self._done_at, self._patience = self._started, _PATIENCE_SECONDS
         self._showing = threading.Lock()
         self._ended = threading.Event()
 
@@ -250,11 +255,32 @@ class Display:
         """Show a line in time even if nothing is done: a file server may hang."""
         while not self._ended.wait(_TICK_SECONDS):
             self.update()
+            self._note_hang()
+
+    def _note_hang(self) -> None:
+        """Name the utterances in progress, if none was finished for long; the next time
+        after twice as long."""
+        now, done = monotonic(), (self._latest.computed_seconds, _tried(self._latest))
+        if done != self._done:
+            self._done, self._done_at = done, now
+        elif now - self._done_at >= self._patience:
+            from featcache.storage.opening import open_store
+            from featcache.version.in_flight import in_progress
+
+            ids = dict.fromkeys(
+                id_
+                for version in self._plan.versions
+                for id_ in in_progress(open_store(version.path))
+            )
+            if ids:
+                what = f"no utterance was finished for {now - self._done_at:.0f} s: in progress"
+                note(f"{what}: {listing(ids)}")
+            self._patience *= 2
 
     def __enter__(self) -> Display:
         from featcache.extraction.jobs import PROGRESS_THREAD
 
-        if self._kind == "json":
+        if self._kind != "none":
             threading.Thread(target=self._tick, name=PROGRESS_THREAD, daemon=True).start()
         return self
 

@@ -142,6 +142,7 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
     from featcache.version.tags import read_tag, remove_tag, tag_names
 
     place, tag = split_tag(path)
+    options.refuse_corpus(place, "rm")
     if tag is not None:
         version = version_of_tag(place, tag)
         if tag not in tag_names(version):

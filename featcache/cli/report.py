@@ -40,7 +40,7 @@ _JOINED = ("failures", "unfinished")
 )
 @options.root()
 @options.manifest_format
-@options.output_file(help="The page to write.  [default: report.html]")
+@options.output_file(help="The page to write, .html.  [default: report.html]")
 @options.force
 @options.reading_threads
 @options.as_json
@@ -74,13 +74,15 @@ def report(
     if printing.as_json and output is not None:
         raise ArgumentError("--json prints the numbers, and writes no page: leave out -o")
     place = output or Path("report.html")
+    if place.suffix != ".html":
+        raise ArgumentError(f"-o: {place} does not end in .html")
+    documents, caches, is_damaged = _open(path)
     if not printing.as_json:
         options.refuse_output(place, force)
     rows = None
     if manifest is not None:
         options.refuse_corpus(path, "--manifest")
         rows = options.read_manifest(manifest, reading, audio=False)
-    documents, caches, is_damaged = _open(path)
     compared: list[str] = []
     if against is not None:
         options.refuse_corpus(path, "--against")

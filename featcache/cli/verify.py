@@ -104,7 +104,7 @@ def verify(
     from featcache.manifest.label_files import template_of, with_label_files
     from featcache.version.selection import need_columns, split_tag, version_folders
     from featcache.version.tags import at_tag
-    from featcache.version.version import Version
+    from featcache.version.version import UnfinishedCopyError, Version
 
     device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
     wanted, again = None, None
@@ -124,7 +124,8 @@ def verify(
         try:
             version = at_tag(Version.open(folder), tag)
         except DamagedError as error:
-            problems = [Problem("metadata", error.what)]
+            is_copy = isinstance(error, UnfinishedCopyError)
+            problems = [Problem("unfinished" if is_copy else "metadata", error.what)]
             reports.append(Report(str(folder), 0, 0, 0, 0, data, problems))
             continue
         if wanted is not None:
@@ -177,11 +178,16 @@ def _problems(report: Report) -> list[Problem]:
     return report.problems + report.recomputed.problems
 
 
+def _is_in_damaged_shard(problem: Problem) -> bool:
+    """Tell whether an utterance is missing because its shard is damaged: a line counts these."""
+    return problem.kind == "missing" and problem.shard is not None
+
+
 def _print(report: Report, manifest: str | None, tag: str = "") -> None:
     """Print what was found in a version. `manifest` is the manifest with its options, quoted
     for a shell."""
     _print_counts(report, f"{report.path}{tag}")
-    problems = _problems(report)
+    problems = [it for it in _problems(report) if not _is_in_damaged_shard(it)]
     say_problems(problems[:_SHOWN])
     if len(problems) > _SHOWN:
         say(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
@@ -227,7 +233,7 @@ def _print_remedies(report: Report, manifest: str | None, kinds: Counter[str]) -
             "… --check-sources` extracts those again that have changed in size or mtime"
         )
     lacking = [f"{kinds[kind]:,} {kind}" for kind in kinds if kind in ("missing", "changed")]
-    if lacking and manifest is not None:
+    if lacking and manifest is not None and not damaged:
         place = parse_location("path", report.path)
         if place.name.rpartition("-")[0] != "fbank80":
             manifest += " -c CONFIG"
@@ -254,7 +260,9 @@ def _print_counts(report: Report, path: str) -> None:
     if damaged and report.damaged_utterances:
         hold = "shard holds" if damaged == 1 else "shards hold"
         utterances = counted(report.damaged_utterances, "utterance")
-        say(f"  the damaged {hold} {utterances}: repair keeps the sound ones")
+        missing = len([*filter(_is_in_damaged_shard, report.problems)])
+        so = f", so {missing:,} of the manifest are missing" if missing else ""
+        say(f"  the damaged {hold} {utterances}{so}: repair keeps the sound ones")
 
 
 @options.command()

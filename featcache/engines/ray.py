@@ -22,7 +22,7 @@ from featcache.device import MAX_CPU_THREADS
 from featcache.engines.dispatch import Dispatch
 from featcache.engines.process import last_line
 from featcache.engines.worker import Died, Event, Inbox, Message, WorkerSetup, end_process, work
-from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
+from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError, StoreError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
 from featcache.extraction.options import RAY, Options
 from featcache.extraction.tasks import ShardTask
@@ -223,9 +223,15 @@ class _Actor:
                 "RAY_worker_niceness=0"
             )
         self._inbox = Inbox()
-        arguments = pickle.loads(setup), self._inbox, self._events.put
+        arguments = pickle.loads(setup), self._inbox, self._send
         threading.Thread(target=work, args=arguments, daemon=True).start()
         return str(ray.get_runtime_context().get_node_id())
+
+    def _send(self, event: Event) -> None:
+        if isinstance(event, StoreError) and "://" in str(event):
+            where = f"Ray's worker on {socket.gethostname()}, with the environment of `ray start`"
+            event = StoreError(f"{where}: {event}")
+        self._events.put(event)
 
     def tell(self, message: bytes) -> None:
         if self._inbox is not None:

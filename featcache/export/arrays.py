@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
 
 from featcache.export.rows import Rows, encode_npy
+from featcache.manifest.columns import json_line
 
 
 def write_numpy(rows: Rows, folder: Path, target: Path) -> list[str]:
@@ -25,5 +25,5 @@ def write_numpy(rows: Rows, folder: Path, target: Path) -> list[str]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encode_npy(row.features))
             entry = {**row.columns, "id": row.id, "file": name}
-            index.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            index.write(json_line(entry))
     return []

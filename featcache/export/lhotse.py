@@ -13,6 +13,7 @@ from featcache.errors import ArgumentError
 from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
+from featcache.manifest.columns import json_line
 from featcache.manifest.copies import copies_of
 from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.strings import Strings
@@ -33,7 +34,7 @@ def write_lhotse(rows: Rows, file: Path, target: Path) -> list[str]:
         for row in rows:
             storage = stored_in_cache(folder, row.id)
             cut = cuts.make(row.number, row.id, len(row.features), row.columns, storage)
-            _write_line(out, cut)
+            out.write(json_line(cut))
     return ["features stay in the cache: import featcache.adapters.lhotse before reading cuts"]
 
 
@@ -54,7 +55,7 @@ def write_shar(rows: Rows, folder: Path, target: Path) -> list[str]:
                 features = json.dumps(cut["features"]).encode() + b"\n"
                 npy = encode_npy(row.features)
                 add_members(tar, {f"{row.id}.npy": npy, f"{row.id}.json": features})
-                _write_line(out, cut)
+                out.write(json_line(cut))
     return []
 
 
@@ -62,10 +63,6 @@ def _opened(file: Path, is_packed: bool) -> TextIO:
     if is_packed:
         return gzip.open(file, "wt", encoding="utf-8")
     return file.open("w", encoding="utf-8")
-
-
-def _write_line(out: TextIO, cut: dict[str, Any]) -> None:
-    out.write(json.dumps(cut, ensure_ascii=False) + "\n")
 
 
 def stored_in_cache(folder: str, id_: str) -> dict[str, str]:

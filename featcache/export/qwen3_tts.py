@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from featcache.errors import ArgumentError, listing
 from featcache.export.rows import Rows
+from featcache.manifest.columns import json_line
 
 _CODEBOOKS = 16
 _NEEDED = ("path", "text", "ref_audio")
@@ -38,5 +38,5 @@ def write_qwen3_tts(rows: Rows, file: Path, target: Path) -> list[str]:
             audio = cells.pop("path")
             codes = row.features.tolist()
             line = {"id": row.id, "audio": audio, **cells, "audio_codes": codes}
-            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            out.write(json_line(line))
     return []

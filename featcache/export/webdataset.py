@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tarfile
 from collections import Counter
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from featcache.errors import ArgumentError, counted, listing
 from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy
+from featcache.manifest.columns import json_line
 from featcache.manifest.strings import Strings, are_distinct
 
 _NOT_IN_KEYS = re.compile(r"[^\w/+=@%,-]")
@@ -35,8 +35,7 @@ def write_webdataset(rows: Rows, folder: Path, target: Path) -> list[str]:
             for row in group:
                 key = keys[row.number]
                 npy = encode_npy(row.features)
-                columns = {**row.columns, "id": row.id}
-                text = json.dumps(columns, ensure_ascii=False)
+                text = json_line({**row.columns, "id": row.id}).rstrip("\n")
                 add_members(tar, {f"{key}.npy": npy, f"{key}.json": text.encode()})
     num_changed = sum(key != id_ for key, id_ in zip(keys, rows.ids, strict=True))
     if num_changed:

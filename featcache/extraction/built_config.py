@@ -26,7 +26,8 @@ from featcache.manifest.label_files import template_of
 from featcache.spec import MAIN, Clip, FeatureSpec, Track, numpy_dtype
 from featcache.spec.quantize import is_quantized, stored_spec
 from featcache.version.ledger import Failure
-from featcache.version.version import VersionInfo, library_versions
+from featcache.version.records import library_versions
+from featcache.version.version import VersionInfo
 
 
 @dataclass(frozen=True, eq=False)

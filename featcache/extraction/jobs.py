@@ -29,8 +29,8 @@ from featcache.manifest.segments import Utterance
 from featcache.version.in_flight import Suspects, forget_suspects
 from featcache.version.indexing import open_index
 from featcache.version.ledger import Failure
-from featcache.version.records import Run
-from featcache.version.version import Version, library_versions
+from featcache.version.records import Run, library_versions
+from featcache.version.version import Version
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
 """`extract` includes waits for a GPU; `wait` is for the disk, or for earlier batches."""

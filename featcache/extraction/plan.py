@@ -181,7 +181,8 @@ def plan_extraction(
         only: Extract these ids, even if there are older items of them, and no others.
 
     Raises:
-        ConfigError: The device does not exist, or a config does not suit its extractor.
+        ConfigError: The device does not exist, a config does not suit its extractor, or two
+            configs make the same new version.
         ManifestError: The manifest looks like another corpus, or none of its files is
             there.
         MissingDependencyError: The package that fetches files at URLs is not installed.
@@ -202,10 +203,16 @@ def plan_extraction(
         )
     if options.source is None:
         require_reading(manifest)
+    new: dict[str, str] = {}
     for built in all_built:
         if not open_store(cache / built.folder_name).exists(MARK):
             # A config that does not suit its extractor is refused before audio is looked at.
             _ = built.extractor
+            name = built.config.name
+            first = new.setdefault(built.fingerprint, name)
+            if first != name:
+                what = f"{first} and {name} are one version, with the fingerprint"
+                raise ConfigError(f"{what} {built.fingerprint[:12]}: give one of them")
     source = None
     if options.source is not None:
         source = find_source(all_built, options.source, keep_index=not options.dry_run)

@@ -94,6 +94,7 @@ class Cache:
         self.index = _index_of(version) if index is None else index
         self._shards = self._open_shards() if shards is None else shards
         self._buffers = Buffers()
+        self._tracks: dict[str, Cache] = {}
 
     def _open_shards(self) -> Shards:
         if not self._places and isinstance(self.version.path, Path):
@@ -170,10 +171,13 @@ class Cache:
         return np.array(info.silence, np.float32).reshape(self.spec.item_shape)
 
     def track(self, name: str) -> Cache:
-        """Open one of the version's tracks as a cache: `codes.track("codes_24hz")`.
-        `spec.tracks` has their names. Raises ArgumentError if there is no such track."""
+        """Open one of the version's tracks as a cache: `codes.track("codes_24hz")`; later
+        calls return the same. `spec.tracks` has their names. Raises ArgumentError if there
+        is no such track."""
         if name == MAIN:
             return self
+        if name in self._tracks:
+            return self._tracks[name]
         from featcache.loader.track import TrackShards
 
         spec = FeatureSpec.of(self.spec.sample_rate, self.spec.track(name))
@@ -181,7 +185,7 @@ class Cache:
         track = Cache(self.version, check=self.check, index=shards.index, shards=shards)
         track.spec, track.stored_dtype = spec, np.dtype(spec.stored_dtype)
         track._track_of = self, name
-        return track
+        return self._tracks.setdefault(name, track)
 
     @property
     def track_name(self) -> str:

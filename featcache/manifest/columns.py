@@ -246,6 +246,15 @@ def carried(cell: Any) -> str:
     return text
 
 
+def json_line(row: Mapping[str, Any]) -> str:
+    """Return a line of JSON, with null for NaN and infinity, which JSON does not have."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError:
+        finite = json.loads(json.dumps(row), parse_constant=lambda _: None)
+        return json_line(finite)
+
+
 def _kind_of(cell: Any) -> int:
     if cell is None or isinstance(cell, (int, float, Decimal, list, tuple, dict)):
         return JSON

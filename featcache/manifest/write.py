@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from featcache.errors import ArgumentError, ManifestError, did_you_mean, listing
 from featcache.manifest.audio_locations import Command, Member, Url
-from featcache.manifest.columns import to_arrow
+from featcache.manifest.columns import json_line, to_arrow
 from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.formats.source import suffix_of
 from featcache.manifest.formats.tables import PLAIN, pyarrow
@@ -191,4 +190,4 @@ def _rows(manifest: Manifest) -> Iterator[tuple[Utterance, dict[str, Any]]]:
 
 
 def _json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    return "".join(map(json_line, rows)).encode()

@@ -18,7 +18,8 @@ from featcache.spec import Ints, as_values, dequantize_array
 from featcache.version.index import Index
 from featcache.version.indexing import open_index
 from featcache.version.join import by_shard
-from featcache.version.version import Version, library_versions
+from featcache.version.records import library_versions
+from featcache.version.version import Version
 
 FRAMES_PER_UNIT = 1000
 """The default number of frames in the sample for each unit; more hardly lower the inertia

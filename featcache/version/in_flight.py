@@ -31,6 +31,7 @@ import numpy as np
 from featcache.errors import Reason, StoreError
 from featcache.format.documents import decoder_of
 from featcache.manifest.strings import Strings
+from featcache.storage.base import Store
 from featcache.storage.files import hold_folder, is_held
 from featcache.storage.opening import open_store
 from featcache.version.index import Index
@@ -155,15 +156,26 @@ def forget_suspects(version: Version, index: Index) -> None:
             remove_marks(run)
 
 
+def in_progress(store: Store) -> list[str]:
+    """List the ids of the utterances that runs on this machine extract now."""
+    living = filter(_is_running, _runs(store))
+    return [id_ for run in living for mark in _marks(run) for id_ in mark.ids]
+
+
 def _dead_runs(
     version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()
 ) -> list[Path]:
-    runs = sorted(
-        path
-        for path in version.store.marks_folder.iterdir()
-        if path.is_dir() and not path.is_symlink()
-    )
-    return [run for run in runs if run.name in dead or not (run.name in living or _is_running(run))]
+    return [
+        run
+        for run in _runs(version.store)
+        if run.name in dead or not (run.name in living or _is_running(run))
+    ]
+
+
+def _runs(store: Store) -> list[Path]:
+    """List the folders of marks, sorted."""
+    paths = store.marks_folder.iterdir()
+    return sorted(path for path in paths if path.is_dir() and not path.is_symlink())
 
 
 def _is_running(run: Path) -> bool:

@@ -1,18 +1,23 @@
 """Records for people, on which nothing depends: of runs in `runs/`, of probes in `probes/`.
-Damaged ones are skipped."""
+Damaged ones are skipped. Also the versions of libraries, which all records have."""
 
 from __future__ import annotations
 
+import platform
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
+from featcache import __version__
 from featcache.errors import DamagedError
 from featcache.format.documents import NotNegative, decoder_of, put_document, read_document
 from featcache.format.shard import Shard
@@ -24,11 +29,25 @@ from featcache.manifest.strings import Strings
 from featcache.manifest.utterances import Manifest
 from featcache.storage.base import Store
 from featcache.version.indexing import open_index
-from featcache.version.ledger import Failure, put_failures
+from featcache.version.ledger import Failure, put_failures, read_failures
 from featcache.version.version import Version
 from featcache.version.wanted import wanted_failures
 
+_OF_FAILURES = ("reason", "message")
 _TIME = "%Y%m%dT%H%M%S.%f"
+
+_LIBRARIES = (
+    "numpy",
+    "torch",
+    "torchaudio",
+    "transformers",
+    "onnxruntime",
+    "soundfile",
+    "miniaudio",
+    "av",
+    "praatio",
+    "soxr",
+)
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
@@ -71,6 +90,31 @@ class Run:
         put_document(self._version.store, f"runs/{self.id}.json", self._record)
 
 
+@cache
+def _installed(library: str) -> str:
+    try:
+        return version_of(library)
+    except PackageNotFoundError:
+        return ""
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python, of libraries that decide values, and of libsndfile,
+    which every version and shard records."""
+    versions = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "featcache": __version__,
+    }
+    installed = {library: _installed(library) for library in _LIBRARIES}
+    versions |= {library: version for library, version in installed.items() if version}
+    try:
+        import soundfile
+    except ImportError:
+        return versions
+    return {**versions, "libsndfile": soundfile.__libsndfile_version__}
+
+
 def new_name(now: datetime | None = None) -> str:
     """Return a new name that begins with a time, by default now."""
     return f"{now or datetime.now(UTC):{_TIME}}Z-{secrets.token_hex(2)}"
@@ -103,23 +147,40 @@ def manifest_roots(version: Version) -> set[str]:
     return {str(run.asked.get("root")) for run in runs if run is not None}
 
 
-def failures_as_manifest(version: Version) -> Manifest:
+def failures_as_manifest(version: Version) -> tuple[Manifest, list[str]]:
     """Return a version's standing failures as rows with the columns `reason` and `message`;
-    a copy's failure is its utterance's."""
+    a copy's failure is its utterance's. Returns also the roots of their paths, as far as
+    they are known. If there are several, the column `root` has the root of each row."""
     copies = copies_of(version.info.config)
     failures = wanted_failures(version, open_index(version))
     rows = {
         id_.removesuffix(copies.copy_of(id_).suffix): failure for id_, failure in failures.items()
     }
+    known = _failure_roots(version)
+    columns = {name: [getattr(row, name) for row in rows.values()] for name in _OF_FAILURES}
+    columns["root"] = [known.get(row.id, "") for row in rows.values()]
+    roots = sorted({*columns["root"]} - {""})
+    if len(roots) < 2:
+        del columns["root"]
     kinds = np.full(len(rows), WRITTEN, np.uint8)
-    values = {
-        name: Values(Strings.of(getattr(row, name) for row in rows.values()), kinds)
-        for name in ("reason", "message")
-    }
+    values = {name: Values(Strings.of(texts), kinds) for name, texts in columns.items()}
     segments = vars(SegmentColumns.of(rows.values()))
-    return Manifest(
+    manifest = Manifest(
         source=str(version.path), root=Path.cwd(), ids=Strings.of(rows), **segments, values=values
     )
+    return manifest, roots
+
+
+def _failure_roots(version: Version) -> dict[str, str]:
+    """Map the ids of failures to the root of the run that recorded the latest."""
+    roots = dict[str, str]()
+    for run in sorted({name.rpartition(".")[0] for name in version.store.names("failures")}):
+        record = read_run(version.store, run)
+        root = None if record is None else record.asked.get("root")
+        if root is not None:
+            ids = (failure.id for failure in read_failures(version, run=run))
+            roots |= dict.fromkeys(ids, str(root))
+    return roots
 
 
 def began(run: str) -> datetime | None:

@@ -134,8 +134,9 @@ def _named(cache: Location, name: str) -> list[Location]:
 
 def _meant(parent: Location, name: str) -> str:
     near = parent / (nearest(name, open_store(parent).names("")) or name)
-    if near.name != name and (version_names(near) or is_corpus(near)):
-        return f" (did you mean {near}?)"
+    with suppress(StoreError):  # it is a file
+        if near.name != name and (version_names(near) or is_corpus(near)):
+            return f" (did you mean {near}?)"
     return ""
 
 

@@ -6,22 +6,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
-from featcache import __version__
 from featcache.errors import AT_MOST_NAME, DamagedError, ExtractorError, StoreError
 from featcache.format.documents import AT_MOST_BYTES, Hex
 from featcache.format.group import read_attributes
@@ -39,19 +34,6 @@ _SHARD_NAME = re.compile("[0-9a-f]{16}")
 
 PLAIN_GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
 """The `zarr.json` of `shards/`."""
-
-_LIBRARIES = (
-    "numpy",
-    "torch",
-    "torchaudio",
-    "transformers",
-    "onnxruntime",
-    "soundfile",
-    "miniaudio",
-    "av",
-    "praatio",
-    "soxr",
-)
 
 Name = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=AT_MOST_NAME)
@@ -91,7 +73,7 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The config with every default filled in."""
     spec: FeatureSpec
     made_by: dict[str, str]
-    """See `library_versions`."""
+    """See `library_versions` of `version/records.py`."""
     silence: tuple[float, ...] | msgspec.UnsetType = msgspec.UNSET
     """The values of a frame of long silence, if the extractor has such a value for padding."""
 
@@ -147,35 +129,14 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
     return info
 
 
-@cache
-def _installed(library: str) -> str:
-    try:
-        return version_of(library)
-    except PackageNotFoundError:
-        return ""
-
-
-def library_versions() -> dict[str, str]:
-    """Return the versions of Python, of libraries that decide values, and of libsndfile,
-    which every version and shard records."""
-    versions = {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "featcache": __version__,
-    }
-    installed = {library: _installed(library) for library in _LIBRARIES}
-    versions |= {library: version for library, version in installed.items() if version}
-    try:
-        import soundfile
-    except ImportError:
-        return versions
-    return {**versions, "libsndfile": soundfile.__libsndfile_version__}
-
-
 def renamed_note(original_name: str) -> str:
     """Describe a version whose folder was made with another name."""
     what = f"its folder is a copy of {original_name}, or was renamed"
     return f"{what}: extract adds to a version only under that name"
+
+
+class UnfinishedCopyError(DamagedError):
+    """A copy of a version that still lacks its document, which only `featcache copy` can write."""
 
 
 class ShardGoneError(StoreError):
@@ -200,12 +161,19 @@ class Version:
     @classmethod
     def open(cls, path: Location) -> Version:
         """Open the version at `path`. Raises StoreError if it is another featcache's;
-        DamagedError also if its document is missing."""
+        DamagedError also if its document is missing; UnfinishedCopyError if the version is
+        an unfinished copy."""
         store = open_store(path)
         try:
             return cls(store, read_info(store.read(MARK, AT_MOST_BYTES), path))
         except FileNotFoundError as error:
-            what = "the file is missing; if this is a copy that was interrupted, make it again"
+            others = [*store.names("runs"), *store.names("index")]
+            if not others and cls.has_group(store):
+                raise UnfinishedCopyError(
+                    f"{path}: a copy that was interrupted, or is going on: run the same `featcache "
+                    "copy` again, which continues it"
+                ) from error
+            what = "the file is missing; if a copy was interrupted, run `featcache copy` again"
             raise DamagedError(f"{path / MARK}: damaged: {what}", path) from error
 
     @classmethod

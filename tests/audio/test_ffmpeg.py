@@ -18,7 +18,7 @@ from featcache.audio.formats import FFMPEG, OLD_FFMPEG
 from featcache.errors import Reason, install_hint
 from featcache.extraction.audio_files import read_headers
 from featcache.manifest.read import read_manifest
-from featcache.version.version import library_versions
+from featcache.version.records import library_versions
 
 av = pytest.importorskip("av")
 

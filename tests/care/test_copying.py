@@ -177,6 +177,33 @@ def test_a_kill_loses_nothing_and_shows_nothing_half(folder, tmp_path, s3, kind)
     assert contents(where) == contents(folder)
 
 
+def test_an_interrupted_copy_is_continued_by_the_command_that_all_others_name(
+    cli, folder, tmp_path
+):
+    """`repair` cannot finish it, and no message proposes that."""
+    to, stop = tmp_path / "to", threading.Event()
+    copied = copy_version(
+        select_version(folder), to, threads=1, report=lambda *_: stop.set(), stop=stop
+    )
+    assert copied.interrupted
+    said = cli("verify", to, "--json").with_code(1).json()["versions"][0]["problems"]
+    assert [problem["kind"] for problem in said] == ["unfinished"]
+    messages = [cli(*command).with_code(1).err for command in (("info", to), ("prune", to))]
+    messages.append(cli.refused("repair", to, "--manifest", _manifest(tmp_path), code=1))
+    for message in (cli("verify", to).out, *messages):
+        assert "run the same `featcache copy` again, which continues it\n" in message
+        assert "featcache repair" not in message
+    cli("copy", folder, to).with_code(0)
+    cli("verify", to).with_code(0)
+    assert contents(to) == contents(folder)
+
+
+def _manifest(folder):
+    path = folder / "manifest.csv"
+    path.write_text("id,path\na,a.wav\n")
+    return path
+
+
 def test_all_versions_of_a_cache_are_copied_and_a_stop_that_nobody_set_stays_so(cli, tmp_path):
     for name in ("one", "two", "three"):
         make_version(tmp_path / "a", make_features(3, prefix=name), name=name)

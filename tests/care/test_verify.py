@@ -269,8 +269,54 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     assert shard.table.ids[0] in problem["message"]
 
 
+@pytest.mark.parametrize("file", [CHUNKS["features"], "zarr.json"])
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_what_is_missing_with_a_damaged_shard_is_one_line_and_one_remedy(
+    cli, plain, cache, file, is_indexed
+):
+    """And it is no fault of the sound items, which repair keeps. Without an index, a shard
+    without a document may have anything."""
+    shard, manifest = victim(cache), plain.manifest()
+    ids, folder = [*shard.table.ids], only_version(cache).path
+    flip(shard.folder / file, 50)
+    if not is_indexed:
+        shutil.rmtree(folder / "index")
+    told = cli("verify", cache, "--manifest", manifest).with_code(1)
+    assert told.err == f"1 shard is damaged: featcache repair {folder} --manifest {manifest}\n"
+    found = verified(cli, cache, "--manifest", manifest)[1]
+    missing = {it["id"]: it["shard"] for it in found["problems"] if it["kind"] == "missing"}
+    if is_indexed or file != "zarr.json":
+        assert f" holds {len(ids)} utterances, so {len(ids)} of the manifest are mis" in told.out
+        assert "is in no" not in told.out
+        assert missing == dict.fromkeys(ids, shard.name)
+        assert found["damaged_utterances"] == len(ids)
+    else:
+        assert f"{ids[0]}: is in no undamaged shard\n" in told.out
+        assert missing == dict.fromkeys(ids)
+    done = cli("repair", cache, "--manifest", manifest, "--json").with_code(0).json()
+    assert done["versions"][0]["kept"] == (len(ids) - 1 if file != "zarr.json" else 0)
+    cli("verify", cache, "--manifest", manifest).with_code(0)
+
+
+def test_an_older_item_of_what_a_damaged_shard_has_is_no_other_row(cli, plain, cache):
+    rows = [{**plain.rows[0], "duration": 0.3}]
+    manifest = plain.manifest([*rows, *plain.rows[1:]], "shorter.csv")
+    cli("extract", manifest, "-o", cache).with_code(0)
+    version = only_version(cache)
+    names = version.shard_names()
+    (name,) = (name for name in names if version.shard(name).table["generation"].max() > 1)
+    flip(version.shard(name).folder / CHUNKS["features"], 10)
+    (problem,) = (
+        problem
+        for problem in verified(cli, cache, "--manifest", manifest)[1]["problems"]
+        if problem["kind"] != "checksum"
+    )
+    assert (problem["kind"], problem["shard"]) == ("missing", name)
+
+
 def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
     (victim(cache).folder / "zarr.json").write_text("{}")
+    shutil.rmtree(only_version(cache).path / "index")
     told = cli("verify", cache)
     assert "1 of them damaged" in told.out
     assert "the damaged shard holds" not in told.out

@@ -312,6 +312,14 @@ def test_a_part_that_was_not_begun_is_said_to_be(cli, audio, corpus, extract):
     assert "is a corpus" not in cli("info", corpus / "p0" / "nothing").with_code(1).err
 
 
+def test_a_corpus_is_not_removed_whether_the_name_in_it_is_there_or_not(cli, corpus, extract):
+    """With the exit code of a cache that is not removed either, as it is no version."""
+    extract().with_code(0)
+    for place in (corpus, corpus / "gone"):
+        assert f"{place}: is a corpus: rm is about one part" in cli.refused("rm", place, "--yes")
+    assert "is a cache: name the version" in cli.refused("rm", corpus / "p0", "--yes")
+
+
 def test_statistics_of_a_part_of_a_corpus_are_no_success(cli, corpus, extract):
     extract().with_code(0)
     whole = cli("stats", corpus, "--json").with_code(0).json()

@@ -11,11 +11,13 @@ from time import monotonic, sleep
 from unittest.mock import Mock
 
 import pytest
+from cache_contents import only_version
 from extractions import ONE_EACH, write_config
 from processes import on_terminal
 
 from featcache.cli import progress
 from featcache.extraction.jobs import Progress, VersionCounts
+from featcache.version.in_flight import InFlight
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -77,6 +79,35 @@ def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, strea
     )
 
 
+def test_after_a_while_without_an_utterance_those_in_progress_are_named(
+    cli, plain, scratch, monkeypatch
+):
+    """And again only after twice as long. Runs that were killed are not in progress."""
+    cache = scratch / "cache"
+    cli("extract", plain.manifest(), "-o", cache).with_code(0)
+    version = only_version(cache)
+    plan = Mock(seconds_to_decode=7200.0, versions=[Mock(path=version.path)])
+    monkeypatch.setattr(progress, "monotonic", clock := Mock(return_value=1000.0))
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    killed = version.store.marks_folder / "killed"
+    killed.mkdir()
+    (killed / "in_flight.0").write_text('{"ids": ["old"], "apart": false}\n')
+    display, named = progress.Display(plan), []
+    with InFlight([(version, "run")], 2) as in_flight, in_flight.working_on(1, ["utt-07", "b"]):
+        for second in range(400):
+            clock.return_value = 1000.0 + second
+            if second == 10:
+                display.update(Progress(audio_seconds=5.0))
+            display._note_hang()
+            if len(lines := written.getvalue().splitlines()) > len(named):
+                named.append(second)
+    assert [lines[at] for at in (-2, -1)] == [
+        f"no utterance was finished for {seconds} s: in progress: utt-07, b"
+        for seconds in (120, 240)
+    ]
+    assert named[-3:] == [70, 130, 250]
+
+
 def test_counted_things_have_the_same_form(monkeypatch):
     monkeypatch.setattr(progress, "monotonic", clock := Mock(return_value=1000.0))
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
@@ -94,6 +125,7 @@ def test_counted_things_have_the_same_form(monkeypatch):
 
 
 def test_shards_have_utterances_hours_damage_and_speed(monkeypatch):
+    """A shard that is read twice counts once."""
     monkeypatch.setattr(progress, "monotonic", clock := Mock(return_value=1000.0))
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
     with progress.Shards(20, passes=2) as shards:
@@ -102,7 +134,7 @@ def test_shards_have_utterances_hours_damage_and_speed(monkeypatch):
             shards.done(50, 360.0, second == 3)
             shards.done(0, 0.0, False)
     assert written.getvalue().splitlines() == [
-        "11 of 40 shards, 00:13 left, 1 damaged, 432 × real time, 36.0 min, 300 utterances"
+        "5 of 20 shards, 00:13 left, 1 damaged, 432 × real time, 36.0 min, 300 utterances"
     ]
 
 

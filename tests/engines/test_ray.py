@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from processes import TESTS, python
 from test_devices import assert_whole, wait_for_end
 from test_suspects import assert_it_cost_itself_alone, crashing
 
-from featcache.engines.ray import actors_on
-from featcache.errors import ArgumentError
+from featcache.engines.ray import _Actor, actors_on
+from featcache.engines.worker import Inbox
+from featcache.errors import ArgumentError, StoreError
 
 pytest.importorskip("ray")
 
@@ -159,6 +161,19 @@ def test_a_lost_node_costs_what_it_had_under_way(
     assert "RESULT 12 0\n" in done.out, done.err
     assert len(re.findall(rf"the process ended at work \({how}\)", done.err)) == 1, done.err
     assert_whole(scratch / "c", plain.manifest())
+
+
+def test_an_error_of_a_bucket_says_whose_environment_lacks_credentials():
+    """The user has set them where the run was started. (On a disk, the path says enough.)"""
+    actor = _Actor()
+    actor._inbox = Inbox()
+    for message in ("s3://b/c/zarr.json: there are no credentials: set …", "/d: is full"):
+        actor._send(StoreError(message))
+    assert [*map(str, actor.events())] == [
+        f"Ray's worker on {socket.gethostname()}, with the environment of `ray start`: "
+        "s3://b/c/zarr.json: there are no credentials: set …",
+        "/d: is full",
+    ]
 
 
 def test_an_actor_for_each_gpu_or_for_so_many_cores():

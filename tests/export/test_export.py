@@ -2,7 +2,9 @@
 the same number; and it is there whole, or not at all."""
 
 import csv
+import gzip
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,6 +22,7 @@ import featcache
 from featcache.errors import ArgumentError, ManifestError, StoreError
 from featcache.export import FORMATS, export
 from featcache.manifest.read import manifest_of, read_manifest
+from featcache.manifest.write import to_jsonl
 from featcache.spec import Clip, Events, Track
 
 TEXTS = {"a.b-1": "hello, you", "x/y": "good\nnight", "utt 2": "kettle", "z": ""}
@@ -98,6 +101,31 @@ def test_texts_are_those_of_the_manifest_even_if_all_of_them_are_numbers(
     cuts = [json.loads(line) for line in (tmp_path / "cuts.jsonl").read_text().splitlines()]
     said = [(cut["supervisions"][0]["text"], cut["supervisions"][0]["speaker"]) for cut in cuts]
     assert said == [*zip(texts, speakers, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["lhotse", "shar", "webdataset", "numpy"])
+def test_an_infinite_number_is_null_as_json_has_none(tmp_path, floats, kind):
+    """Also inside a list. (NaN is a missing value.)"""
+    features, cache = floats
+    scores = dict(zip(features, (1.5, math.inf, -math.inf, math.nan), strict=True))
+    lists = {id_: [1, {"x": score}] for id_, score in scores.items()}
+    target = tmp_path / "out.jsonl"
+    export(cache, kind, target, table(features, score=scores, list=lists))
+    text = ""
+    for file in [target] if kind == "lhotse" else target.rglob("*"):
+        if file.suffix in (".jsonl", ".gz", ".tar"):
+            data = file.read_bytes()
+            text += (gzip.decompress(data) if file.suffix == ".gz" else data).decode("latin-1")
+    assert "Infinity" not in text
+    assert "NaN" not in text
+    assert text.count('"score": null') == 2
+    assert text.count('"list": [1, {"x": null}]') == 3
+
+
+def test_an_infinite_number_of_a_manifest_is_null_in_json_lines(floats):
+    scores = dict.fromkeys(floats[0], math.inf)
+    for line in to_jsonl(table(floats[0], score=scores)).splitlines():
+        assert json.loads(line, parse_constant=pytest.fail)["score"] is None
 
 
 def test_kaldi_vectors_and_codes(tmp_path, codes):

@@ -249,3 +249,12 @@ def test_progress_is_a_snapshot_and_the_last_one_has_everything(corpus, scratch)
     assert seconds == sorted(seconds)
     assert seconds[0] < seconds[-1] == summary.audio_seconds
     assert snapshots[-1].shards > 1
+
+
+def test_two_names_of_one_new_version_are_refused_in_one_line(cli, plain, written, scratch):
+    """As a run later refuses the second: else all would be extracted and stored twice."""
+    configs = [written(f"name: {name}\nextractor: fbank\n", f"{name}.yaml") for name in "ab"]
+    command = ["extract", plain.manifest(), "-o", scratch / "new"]
+    said = cli.refused(*command, "-c", configs[0], "-c", configs[1])
+    assert said.startswith("featcache: a and b are one version, with the fingerprint ")
+    assert not (scratch / "new").exists()

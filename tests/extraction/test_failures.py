@@ -463,6 +463,34 @@ def test_the_ledger_is_a_manifest_of_what_failed(cli, plain, written, scratch):
     )
 
 
+def test_failures_of_several_roots_have_theirs_in_a_column(cli, plain, scratch):
+    """One --root would find other files, or none. A root of which nothing fails is not named."""
+    command = ("extract", "-o", scratch / "c")
+    roots = [scratch / name for name in ("one", "other", "sound")]
+    for root, row in zip(roots, plain.rows, strict=False):
+        corpus = plain.copy(root)
+        bad = {"id": f"bad-{root.name}", "path": "bad.wav"}
+        (root / "bad.wav").write_text("no audio")
+        rows = [row, bad] if root != roots[2] else [row]
+        cli(*command, corpus.manifest(rows, f"{root.name}.csv"))
+    ledger = cli("info", scratch / "c", "--failures", "--csv").with_code(0)
+    assert ledger.err.startswith(
+        f"some paths are relative, to {roots[0]}, {roots[1]}: to extract these again, take the "
+        "rows of one `root` at a time"
+    )
+    rows = csv.DictReader(io.StringIO(ledger.out))
+    assert {row["id"]: row["root"] for row in rows} == {
+        f"bad-{root.name}": str(root) for root in roots[:2]
+    }
+    shutil.copy(roots[1] / "00.wav", roots[1] / "bad.wav")
+    (scratch / "failed.csv").write_text(ledger.out)
+    where = f"root == {str(roots[1])!r}"
+    cli("manifest", scratch / "failed.csv", "-o", scratch / "one.csv", "--where", where)
+    one = (scratch / "one.csv", "--root", roots[1], "--retry-failed")
+    cli(*command, *one).with_code(0)
+    assert "bad-other" in featcache.open(scratch / "c")
+
+
 def test_the_ledger_as_a_manifest_is_of_one_version_and_asked_for_alone(cli, plain, scratch):
     """The parts of a corpus may have the same ids."""
     for options in (["--csv"], ["--csv", "--failures", "--json"]):

@@ -80,6 +80,15 @@ def test_a_track_is_the_same_in_another_process(cache, slow):
     }
 
 
+def test_a_track_is_opened_once(cache, monkeypatch):
+    """Also in another process; opening one reads the table of every shard."""
+    for opened in (cache, pickle.loads(pickle.dumps(cache))):
+        track = opened.track("slow")
+        with monkeypatch.context() as patch:
+            patch.setattr("featcache.loader.track.TrackShards", None)
+            assert opened.track("slow") is track
+
+
 def test_an_unknown_track_is_refused_with_those_that_exist(cache):
     with pytest.raises(ArgumentError, match="no track 'fast'; there are features, slow, untimed"):
         cache.track("fast")

@@ -206,6 +206,8 @@ def test_wrong_input_is_one_line(cli, tmp_path, scratch):
     place = tmp_path / "r.html"
     cli("report", tmp_path / "c", "-o", place).with_code(0)
     assert "already exists" in cli.refused("report", tmp_path / "c", "-o", place)
+    nowhere = cli.refused("report", tmp_path / "nowhere", "-o", place, code=1)
+    assert "nowhere: there is no such cache folder" in nowhere
     cli("report", tmp_path / "c", "-o", place, "--force").with_code(0)
     assert "leave out -o" in cli("report", tmp_path / "c", "-o", place, "--json").with_code(2).err
     assert "nowhere" in cli.refused("report", tmp_path / "nowhere", code=1)

@@ -146,6 +146,12 @@ def test_a_link_in_a_circle_is_not_blamed_for_a_cache_that_is_missing(tmp_path):
         version_folders(tmp_path)
 
 
+def test_a_file_of_a_similar_name_is_not_blamed(tmp_path):
+    (tmp_path / "train.csv").touch()
+    with pytest.raises(StoreError, match=r"trains.csv: there is no such cache folder$"):
+        version_folders(tmp_path / "trains.csv")
+
+
 def test_a_neighbour_that_cannot_be_read_is_not_blamed_unless_it_is_meant(tmp_path, monkeypatch):
     exists = Directory.exists
 
