@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     try:
         value = importlib.import_module(f"featcache.{_HOME.get(name, name)}")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         from featcache.errors import MissingDependencyError
 
         package = (error.name or "").partition(".")[0]

@@ -60,6 +60,9 @@ _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
 _NOBODY_READS = 128 + signal.SIGPIPE
 """The exit code if the reader of our output has gone, as of most programs in a shell."""
 
+_NOT_MAPPED = "failed to map segment from shared object"
+"""The text of an ImportError if the address space has no room for a library."""
+
 _FEWEST_FILES = 16
 """The number of open files that commands need."""
 
@@ -97,6 +100,7 @@ class _Commands(click.Group):
         except FeatcacheError as error:
             _fail(ctx, type(error).__name__, str(error), error.exit_code)
         except ImportError as error:
+            _fail_for_memory(ctx, error)
             package = (error.name or "").partition(".")[0]
             if package not in _EXTRACT_ONLY:
                 raise
@@ -120,10 +124,8 @@ class _Commands(click.Group):
         except (KeyboardInterrupt, click.Abort):  # the latter at a question
             _fail(ctx, "Interrupted", "interrupted", INTERRUPTED)
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and NO_THREAD not in str(error):
-                raise
-            remedy = "give the process more (ulimit -v, ulimit -u), or --threads 1"
-            _fail(ctx, "MemoryError", f"{str(error) or 'out of memory'}: {remedy}")
+            _fail_for_memory(ctx, error)
+            raise
         ctx.exit(code or 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -150,6 +152,15 @@ def _fail(ctx: click.Context, kind: str, message: str, exit_code: int = 1) -> No
     complain(message)
     _print_error(kind, message, exit_code)
     ctx.exit(exit_code)
+
+
+def _fail_for_memory(ctx: click.Context, error: Exception) -> None:
+    """Report an error if the process may have too little memory or too few threads."""
+    lines = [line for line in str(error).splitlines() if NO_THREAD in line or _NOT_MAPPED in line]
+    if lines or isinstance(error, MemoryError):
+        what = (lines or [str(error) or "out of memory"])[0]
+        remedy = "give the process more (ulimit -v, ulimit -u), or --threads 1"
+        _fail(ctx, "MemoryError", f"{what}: {remedy}")
 
 
 def _print_error(kind: str, message: str, exit_code: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import codecs
 import io
-import math
 import re
 import string
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from featcache.errors import (
     listing,
 )
 from featcache.extractors.base import Clip, Extractor, Params
+from featcache.manifest.utterances import MOST_SECONDS
 from featcache.spec import LABELS, MAIN, Events, FeatureSpec, Track
 
 if TYPE_CHECKING:
@@ -100,8 +101,10 @@ class Labels(Extractor[LabelsParams]):
         for first, last, label in chosen:
             if "\0" in label:
                 raise _damaged(f"the label {label!r} has a zero byte")
-            if not 0 <= first <= last < math.inf:
+            if not 0 <= first <= last <= MOST_SECONDS:
                 raise _damaged(f"the label {label!r} goes from {first} s to {last} s")
+        if end is not None and not 0 <= end <= MOST_SECONDS:
+            raise _damaged(f"the tier ends at {end} s")
         times = np.array([label[:2] for label in chosen], np.float64).reshape(-1, 2)
         return LabelFile(times, [label for _, _, label in chosen], end)
 
@@ -125,17 +128,19 @@ _SIZES = re.compile(
 """The number of its labels that a tier tells, in the long or the short format."""
 
 _NUM_TIERS = re.compile(r"<exists>\s*(?:size ?= ?)?(\d+)\s")
+_EXPONENT = re.compile(r"(?<== )[\d.]+e[-+]?\d+(?=\s*$)", re.MULTILINE)
 _NEGATIVE = re.compile(r"(?:xmin|xmax|number) ?= ?-[\d.]*[1-9]")
 
 
 def _read_textgrid(text: str, tier: str | None, channel: int | None) -> _Found:
     """Read a tier of a TextGrid. praatio 6.2 says nothing about labels that were cut off,
-    ignores the sign of a time, and leaves the quotes of long points doubled."""
+    ignores the sign of a time, knows no exponents, and leaves the quotes of long points
+    doubled."""
     try:
         from praatio.utilities.textgrid_io import parseTextgridStr
     except ImportError as error:
         raise MissingDependencyError("praatio", "reading TextGrids", "labels") from error
-    text = text.replace("\r\n", "\n") + "\n"
+    text = _EXPONENT.sub(_in_decimals, text.replace("\r\n", "\n")) + "\n"
     try:
         tiers = parseTextgridStr(text, includeEmptyIntervals=True)["tiers"]
         sizes = [len(parsed["entries"]) for parsed in tiers]
@@ -148,7 +153,7 @@ def _read_textgrid(text: str, tier: str | None, channel: int | None) -> _Found:
         raise _damaged("it has times below 0")
     chosen = [parsed for parsed in tiers if tier in (None, parsed["name"])]
     if len(chosen) != 1:
-        names = listing(repr(parsed["name"]) for parsed in tiers)
+        names = listing(repr(parsed["name"]) for parsed in tiers) or "none"
         wanted = "one tier" if tier is None else f"one tier {tier!r}"
         raise AudioError(
             Reason.EXTRACTOR_REFUSED, f"it has not {wanted}, but {names}: set params.tier"
@@ -157,8 +162,16 @@ def _read_textgrid(text: str, tier: str | None, channel: int | None) -> _Found:
     for *times, label in chosen[0]["entries"]:
         if len(times) == 1 and "item [" in text:
             label = label.replace('""', '"')
-        labels.append((float(times[0]), float(times[-1]), label))
+        try:
+            labels.append((float(times[0]), float(times[-1]), label))
+        except ValueError as error:
+            raise _damaged(f"the label {label!r} has a damaged time: {error}") from None
     return labels, float(chosen[0]["xmax"])
+
+
+def _in_decimals(time: re.Match[str]) -> str:
+    """Return a time such as `2.5e-05`, which Praat writes, without its exponent."""
+    return f"{Decimal(time[0]):f}"
 
 
 def _read_ctm(text: str, tier: str | None, channel: int | None) -> _Found:

@@ -525,7 +525,7 @@ def cells_of(column: TypedColumn, rows: Ints) -> NDArray[Any] | list[Any]:
     """Return the values of some rows of a column: numbers as an array, others as a list."""
     if isinstance(column, np.ndarray):
         return column[rows]
-    return column.texts(rows) if isinstance(column, Strings) else column.listed(rows)
+    return column.listed(rows) if isinstance(column, Values) else column.texts(rows)
 
 
 def _collated(frames: Sequence[Any], version: DatasetVersion) -> tuple[Any, torch.Tensor | None]:

@@ -97,6 +97,45 @@ main()
     assert python("-c", code, "ls") == Finished(130, "", "featcache: interrupted\n")
 
 
+@pytest.mark.parametrize("words", ["extract {manifest} -o {out}", "verify {cache}"])
+def test_an_interrupt_that_python_drops_in_an_import_ends_the_command(plain, cache, words):
+    """As it does while it loads a native library, which takes seconds for torch's."""
+    code = """
+import os, signal, sys
+from featcache.cli import main
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name in ("torch", "featcache.care.verify"):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except KeyboardInterrupt:
+                pass
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+    out = cache.parent / "never"
+    words = words.format(manifest=plain.manifest(), out=out, cache=cache).split()
+    assert python("-c", code, *words) == Finished(130, "", "featcache: interrupted\n")
+    assert not out.exists()
+
+
+def test_an_interrupt_while_a_native_library_runs_python_has_its_exit_code(cache, tmp_path):
+    """After a plain KeyboardInterrupt there, `python -m` would end by SIGINT."""
+    (tmp_path / "interrupted.py").write_text("""
+import ctypes, sys
+from featcache.cli import main
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "featcache.care.verify":
+            code = b"import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+            ctypes.pythonapi.PyRun_String(code, 257, ctypes.py_object({}), ctypes.py_object({}))
+sys.meta_path.insert(0, Interrupt())
+main()
+""")
+    ended = python("-m", "interrupted", "verify", cache, cwd=tmp_path)
+    assert ended == Finished(130, "", "featcache: interrupted\n")
+
+
 def test_a_signal_that_is_ignored_stays_ignored(cli, cache, pipe):
     """As `nohup` and its like have it: the command goes on, and ends by what it reads."""
     code = """

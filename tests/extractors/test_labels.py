@@ -70,6 +70,15 @@ def test_a_textgrid_without_a_line_break_at_its_end_loses_nothing(write):
 
 
 @pytest.mark.parametrize("write", [long_textgrid, short_textgrid])
+@pytest.mark.parametrize("time", [2.5e-05, 5.551115123125783e-17])
+def test_times_near_zero_have_exponents_as_praat_writes_them(write, time):
+    labels = [(0, time, "a"), (time, 2, "xmin = 2.5e-05")]
+    text = write(2, {"words": labels})
+    assert as_labels(read(text)) == labels
+    assert str(time) in text
+
+
+@pytest.mark.parametrize("write", [long_textgrid, short_textgrid])
 def test_a_textgrid_that_was_cut_off_anywhere_is_damaged(write):
     """At the end of any line, so that what is left looks whole."""
     lines = write(2, {"words": WORDS, "phones": PHONES}).splitlines(keepends=True)
@@ -96,7 +105,12 @@ def test_no_tier_and_several_tiers_are_one_line_each():
         (long_textgrid(2, {"a": [(-0.5, 1, "x")]}).encode(), "below 0"),
         (short_textgrid(2, {"a": [(-0.5, 1, "x")]}).encode(), "goes from -0.5 s"),
         (long_textgrid(2, {"a": [(1.5, 0.5, "x")]}).encode(), "goes from 1.5 s to 0.5 s"),
+        (long_textgrid("1e300", {"a": []}).encode(), "the tier ends at 1e+300 s"),
+        (short_textgrid(-2, {"a": [(0, 1, "x")]}).encode(), "the tier ends at -2.0 s"),
+        (long_textgrid(2, {"a": [(0, 1e10, "x")]}).encode(), "goes from 0.0 s to 10000000000.0 s"),
         (long_textgrid(2, {"a": [(0, 1, "x\0y")]}).encode(), "'x\\x00y'"),
+        (long_textgrid(2, {"a": [("0,5", 1, "x")]}).encode(), "no TextGrid"),
+        (short_textgrid(2, {"a": [("0,5", 1, "x")]}).encode(), "'x' has a damaged time"),
     ],
 )
 def test_other_bytes_are_one_line(data, what):

@@ -1,11 +1,14 @@
 """Too few files, too little memory, too small files: one clear line, or none and
 everything is there."""
 
+import os
 import re
+import resource
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from processes import python
 from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new, version_in
 
 from featcache.errors import Reason
@@ -81,3 +84,24 @@ def test_any_limit(faulty, scenario, trials, tell):
     }
     for name, could in done.items():
         tell(f"{scenario.name}: RLIMIT_{name}: {len(could)} trials, enough in {sum(could)}")
+
+
+def test_no_room_for_torchs_libraries_is_one_line(plain, scratch):
+    """Of some hundred MB, as schedulers limit jobs by `ulimit -v`."""
+    room = 500 << 20
+
+    def limited_python(*words):
+        return python(
+            *words,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (room, room)),
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each maps some 40 MB
+        )
+
+    manifest, cache = plain.manifest(), scratch / "cache"
+    ended = limited_python("-m", "featcache", "extract", manifest, "-o", cache)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)
+    assert re.match(
+        r"featcache: libtorch\w*\.so: failed to map .*: give the process more", ended.err
+    )
+    ended = limited_python("-c", "import featcache; featcache.extract")
+    assert re.match("ImportError: libtorch", ended.err.splitlines()[-1])

@@ -143,6 +143,18 @@ def test_an_epoch_of_workers_takes_a_few_shards_of_any_parts(folder, context):
     assert_same(loader, list(featcache.DataLoader(dataset, sampler)))
 
 
+def test_packed_rows_hold_a_corpus_without_its_manifests(folder):
+    corpus = featcache.open(folder)
+    dataset = featcache.FeatureDataset(corpus)
+    loader = featcache.PackedLoader(dataset, tokens=64, rows=2, overflow="split")
+    batches = [*loader]
+    assert sorted(id_ for batch in batches for id_ in batch["ids"]) == sorted(corpus.ids)
+    for batch in batches:
+        for number, id_ in enumerate(batch["ids"]):
+            tokens = batch["features"][batch["document_ids"] == number]
+            np.testing.assert_array_equal(tokens, corpus[id_])
+
+
 @pytest.mark.parametrize(
     ("cells", "values"),
     [
