@@ -245,7 +245,7 @@ def test_progress_is_a_snapshot_and_the_last_one_has_everything(corpus, scratch)
         observer=featcache.Observer(progress=snapshots.append),
     )
     seconds = [progress.audio_seconds for progress in snapshots]
-    assert len({*map(id, snapshots)}) == len(snapshots) > 1
+    assert len({*map(id, snapshots)}) > 1  # one may come twice before there is more
     assert seconds == sorted(seconds)
     assert seconds[0] < seconds[-1] == summary.audio_seconds
     assert snapshots[-1].shards > 1
