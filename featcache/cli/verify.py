@@ -261,8 +261,8 @@ def _print_counts(report: Report, path: str) -> None:
         hold = "shard holds" if damaged == 1 else "shards hold"
         utterances = counted(report.damaged_utterances, "utterance")
         missing = len([*filter(_is_in_damaged_shard, report.problems)])
-        so = f", so {missing:,} of the manifest are missing" if missing else ""
-        say(f"  the damaged {hold} {utterances}{so}: repair keeps the sound ones")
+        in_manifest = f", {missing:,} of the manifest" if missing else ""
+        say(f"  the damaged {hold} {utterances}{in_manifest}: repair keeps the sound ones")
 
 
 @options.command()

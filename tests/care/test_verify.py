@@ -286,7 +286,7 @@ def test_what_is_missing_with_a_damaged_shard_is_one_line_and_one_remedy(
     found = verified(cli, cache, "--manifest", manifest)[1]
     missing = {it["id"]: it["shard"] for it in found["problems"] if it["kind"] == "missing"}
     if is_indexed or file != "zarr.json":
-        assert f" holds {len(ids)} utterances, so {len(ids)} of the manifest are mis" in told.out
+        assert f" holds {len(ids)} utterances, {len(ids)} of the manifest: rep" in told.out
         assert "is in no" not in told.out
         assert missing == dict.fromkeys(ids, shard.name)
         assert found["damaged_utterances"] == len(ids)
