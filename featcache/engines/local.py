@@ -24,7 +24,7 @@ from time import perf_counter
 from featcache.audio.remote import StoppedError
 from featcache.engines.delivery import Batch, Delivery
 from featcache.engines.isolated import IsolatedProcess
-from featcache.errors import AudioError, ExtractorError
+from featcache.errors import AudioError, ExtractorError, StoreError
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import batches
@@ -153,12 +153,7 @@ class _Workers:
                     times["wait"] = perf_counter() - started
                 if work is not None:
                     work(number, times)
-                    if not os.path.samestat(os.stat("."), self._folder):
-                        raise ExtractorError(
-                            "an extractor has changed the current folder, and relative paths "
-                            "lead elsewhere: let it change the folder back, as contextlib.chdir "
-                            "does"
-                        )
+                    self._refuse_another_folder()
                 self._control.add(Progress(stages=times))
                 if work is None:
                     break
@@ -166,7 +161,19 @@ class _Workers:
         except BaseException as error:  # noqa: BLE001 - `run` raises it again
             self._fail(error)
 
+    def _refuse_another_folder(self) -> None:
+        if not os.path.samestat(os.stat("."), self._folder):
+            raise ExtractorError(
+                "an extractor has changed the current folder, and relative paths lead elsewhere: "
+                "let it change the folder back, as contextlib.chdir does"
+            )
+
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, StoreError):  # a shard that was written elsewhere, perhaps
+            try:
+                self._refuse_another_folder()
+            except ExtractorError as moved:
+                error = moved
         with self._state:
             if self._error is None:
                 self._error = error
