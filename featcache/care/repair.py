@@ -233,11 +233,17 @@ def _restore_metadata(path: Location) -> bool:
         store.put(f"shards/{MARK}", PLAIN_GROUP)
     try:
         Version.open(path)
-        return is_group_damaged
     except UnfinishedCopyError:
         raise
     except DamagedError:
-        pass
+        _restore_document(path, store)
+        return True
+    return is_group_damaged
+
+
+def _restore_document(path: Location, store: Store) -> None:
+    """Restore a version's document from a run's record. Raises StoreError if no
+    record has a config that can be loaded here."""
     faults: list[str] = []
     for name in reversed(run_names(store)):
         record = read_run(store, name)
@@ -254,7 +260,7 @@ def _restore_metadata(path: Location) -> bool:
         # its folder may have been renamed
         if path.name == info.folder_name or {*shards} == {info.fingerprint}:
             store.put(MARK, seal_group(msgspec.to_builtins(info), path))
-            return True
+            return
     reason = f" ({faults[0]})" if faults else ""
     raise StoreError(
         f"{path}/zarr.json: damaged, and no record in runs/ says what it was{reason}: extract "
