@@ -78,7 +78,7 @@ class Documents(NamedTuple):
     counts: Ints
     """The frames of each in each version of frames, `[versions, documents]`."""
 
-    def take(self, numbers: Ints) -> Documents:
+    def take(self, numbers: Ints | slice) -> Documents:
         """Return some documents, in their order."""
         return Documents._make(column[..., numbers] for column in self)
 

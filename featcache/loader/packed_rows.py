@@ -80,6 +80,8 @@ class Window(NamedTuple):
         """Return the documents of some rows, and how many each row has."""
         starts = self.starts[rows]
         counts = self.starts[rows + 1] - starts
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # they are one after the other
+            return self.documents.take(slice(starts[0], starts[-1] + counts[-1])), counts
         before = np.cumsum(counts) - counts
         numbers = np.repeat(starts - before, counts) + np.arange(counts.sum())
         return self.documents.take(numbers), counts
