@@ -52,6 +52,7 @@ from featcache.errors import AudioError, Reason, listing
 from featcache.manifest.audio_locations import (
     Command,
     CopiedSource,
+    LocalFile,
     Member,
     Url,
     is_compressed,
@@ -166,7 +167,7 @@ def _holds_features(member: Member, descriptor: int) -> bool:
     return suffix in _OF_FEATURES
 
 
-def check_container(container: Path | Url) -> None:
+def check_container(container: LocalFile | Url) -> None:
     """Raise AudioError if a container is missing, or cannot be opened."""
     if isinstance(container, Url):
         _asked(container)
@@ -260,7 +261,7 @@ def _pieces(container: io.FileIO, member: ByteRange) -> Iterator[bytes]:
 
 @contextmanager
 def _opened(
-    container: Path | Url, wait: Wait = time.sleep
+    container: LocalFile | Url, wait: Wait = time.sleep
 ) -> Iterator[tuple[io.FileIO, tuple[Hashable, ...], int]]:
     """Open a container, or its copy if it is compressed or at a URL. Yields the file, its
     state, and the mtime of members. Raises AudioError, within the block too."""

@@ -28,6 +28,7 @@ from featcache.audio.formats import UNKNOWN
 from featcache.audio.kept import Kept
 from featcache.audio.resample import AudioPolicy, Channel, to_mono, to_waveform
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing, refuse_url
+from featcache.manifest.audio_locations import LocalFile
 from featcache.manifest.read import read_manifest
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
@@ -104,7 +105,7 @@ class NoisePolicy(Section):
 class NoiseClip:
     """One row of a noise manifest. Samples are counted at the file's rate."""
 
-    path: Path
+    path: str
     first: int
     num_samples: int
     sample_rate: int
@@ -211,7 +212,7 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
     from featcache.audio.recording import Recording
 
     path = manifest.resolve(row.path)
-    if not isinstance(path, Path):
+    if not isinstance(path, LocalFile):
         what = "is at a URL or in a container: copy the noise to this machine, as a file"
         return f"{row.id}: {row.path}: {what}"
     try:
@@ -231,8 +232,8 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
         return f"{row.id}: {row.path}: {error}"
 
 
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
+def _file_hash(path: str) -> str:
+    with open(path, "rb") as file:
         state = state_of(os.fstat(file.fileno()))
         return _FILE_HASHES.get(state, lambda: hashlib.file_digest(file, "sha256").hexdigest())
 

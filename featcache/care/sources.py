@@ -23,6 +23,7 @@ from featcache.manifest.audio_locations import (
     AudioLocation,
     AudioSource,
     Command,
+    LocalFile,
     Member,
     Url,
     locate,
@@ -148,7 +149,7 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
         return None
     size: int | None
     try:
-        if isinstance(location, Path):
+        if isinstance(location, LocalFile):
             status = os.stat(location)
             if not stat.S_ISREG(status.st_mode):
                 return "is not a file any more"

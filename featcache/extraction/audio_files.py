@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, compress
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +28,7 @@ from featcache.manifest.audio_locations import (
     AudioLocation,
     AudioSource,
     Command,
+    LocalFile,
     Member,
     Url,
     is_compressed,
@@ -108,7 +108,7 @@ def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[n
     )
 
 
-def _copied_container(location: AudioSource) -> Path | Url | None:
+def _copied_container(location: AudioSource) -> LocalFile | Url | None:
     if not isinstance(location, Member):
         return None
     container = location.container
@@ -220,7 +220,7 @@ def can_be_read(root: AudioLocation, path: str) -> bool:
         if isinstance(location, Member) and not isinstance(location.container, Url):
             copy_of(location)
             return True
-        if isinstance(location, Path):
+        if isinstance(location, LocalFile):
             with open(location, "rb", buffering=0) as file:
                 hash_of_content(file.fileno())
                 return True

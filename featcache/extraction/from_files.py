@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
@@ -26,7 +25,15 @@ from featcache.extraction.padded_rows import PendingRows
 from featcache.extractors.imported import Imported, read_array
 from featcache.extractors.labels import Labels, packed
 from featcache.format.shard import Item
-from featcache.manifest.audio_locations import AudioLocation, Command, Member, Url, locate, url_of
+from featcache.manifest.audio_locations import (
+    AudioLocation,
+    Command,
+    LocalFile,
+    Member,
+    Url,
+    locate,
+    url_of,
+)
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest, nearest_sample
 from featcache.spec import LABELS, Events
@@ -123,7 +130,7 @@ def _content(root: AudioLocation, path: str, fetched: Fetch) -> tuple[bytes, Fil
     if isinstance(location, Command):
         raise AudioError(Reason.NOT_LABELS, "commands are run for audio only")
     with os_errors_as("the file cannot be read"):
-        if isinstance(location, Path):
+        if isinstance(location, LocalFile):
             file, stamp = open_file(location)
         else:
             copy = fetched(location)

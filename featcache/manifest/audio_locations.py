@@ -37,6 +37,7 @@ _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _INSIDE = re.compile(r"\.(?:tar|parquet|arrow|ctm|rttm|lca|h5|tgz|tar\.(?:gz|bz2|xz|zst))/")
 _IN_ARCHIVE = re.compile(r"\.ark:[0-9]{1,18}$")
 _COMPRESSED = (".tgz", ".gz", ".bz2", ".xz", ".zst")
+_UNTIDY = re.compile(r"//|(?:^|/)\.(?:/|$)|/$")
 _NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
 
 _commands: frozenset[str] = frozenset()
@@ -48,10 +49,17 @@ class Url(str):
     __slots__ = ()
 
 
+class LocalFile(str):
+    """The path of a file of this machine. To make a `Path` of each would take longer than to
+    open the file."""
+
+    __slots__ = ()
+
+
 class Member(NamedTuple):
     """The bytes of an audio file inside a container."""
 
-    container: Path | Url
+    container: LocalFile | Url
     """A tar, a table of Parquet or Arrow, or an archive of Kaldi."""
     name: str
     """The name in a tar; column and row in a table; the first byte in an archive."""
@@ -68,9 +76,9 @@ class Command(str):
 
 
 AudioLocation = Path | Url
-"""A file, or a root of relative paths."""
+"""A root of relative paths."""
 
-AudioSource = AudioLocation | Member | Command
+AudioSource = LocalFile | Url | Member | Command
 """A file, a part of one, or a command."""
 
 CopiedSource = Url | Member | Command
@@ -105,12 +113,12 @@ def url_of(source: AudioSource) -> Url | None:
     return location if isinstance(location, Url) else None
 
 
-def suffix_of(container: Path | Url) -> str:
+def suffix_of(container: LocalFile | Url) -> str:
     """Return the suffix of a container."""
     return os.path.splitext(container)[1]
 
 
-def is_compressed(container: Path | Url) -> bool:
+def is_compressed(container: LocalFile | Url) -> bool:
     """Tell whether a container is a compressed tar."""
     return suffix_of(container) in _COMPRESSED
 
@@ -158,24 +166,28 @@ def _at_url(url: str) -> Url | Member:
     return _in_archive(url, Url) or Url(url)
 
 
-def _in_archive(path: str, of: Callable[[str], Path | Url]) -> Member | None:
+def _in_archive(path: str, of: Callable[[str], LocalFile | Url]) -> Member | None:
     if path[-1:].isdigit() and _IN_ARCHIVE.search(path):
         archive, _, offset = path.rpartition(":")
         return Member(of(archive), offset)
     return None
 
 
-def _local(path: str, root: AudioLocation = Path()) -> Path | Member:
-    whole = path if isabs(path) else f"{root}/{path}"  # a root may be a container too
+def _local(path: str, root: AudioLocation = Path()) -> LocalFile | Member:
+    whole = os.path.join(root, path)  # a root may be a container too
     for inside in _INSIDE.finditer(whole):
-        container = Path(whole[: inside.end() - 1])
+        container = _local_file(whole[: inside.end() - 1])
         if not _is_folder(container):
             return Member(container, whole[inside.end() :])
-    return _in_archive(whole, Path) or Path(root, path)
+    return _in_archive(whole, _local_file) or _local_file(whole)
+
+
+def _local_file(path: str) -> LocalFile:
+    return LocalFile(Path(path) if _UNTIDY.search(path) else path)
 
 
 @lru_cache(maxsize=1 << 14)
-def _is_folder(container: Path) -> bool:
+def _is_folder(container: LocalFile) -> bool:
     return os.path.isdir(container)
 
 

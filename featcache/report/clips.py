@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from featcache.errors import FeatcacheError, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
-from featcache.manifest.audio_locations import Command, url_of
+from featcache.manifest.audio_locations import Command, LocalFile, url_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.utterances import Manifest
 from featcache.media.look import encode_wav
@@ -114,7 +114,7 @@ def _reader(
         source = manifest.resolve(utterance.path)
         if isinstance(source, Command) or url_of(source) is not None:
             return "only files of this machine are played"
-        if isinstance(source, Path) and not source.is_file():
+        if isinstance(source, LocalFile) and not os.path.isfile(source):
             return "the file is not there"
         (decoded,) = decode(source, [Cut(utterance.start, seconds)])
         if isinstance(decoded, FeatcacheError):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, ManifestError, MissingItemError, did_you_mean, listing
 from featcache.format.shard import Item, Shard
-from featcache.manifest.audio_locations import AudioSource
+from featcache.manifest.audio_locations import AudioSource, LocalFile
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Segment, SegmentColumns, Utterance
 from featcache.manifest.strings import Hashes, Strings, hash_of, other_spellings
@@ -169,13 +169,13 @@ def find_other_files(
     sources = sources_of(version, index, status.positions[checked])
     paths = [*manifest.paths.take(checked // copies)]
     files = [manifest.resolve(path) for path in paths]
-    elsewhere = [file for file in files if not isinstance(file, Path)]
+    elsewhere = [file for file in files if not isinstance(file, LocalFile)]
     sizes = {} if sizes_of is None else dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
     other, compared = [], 0
     for row, path, here, (size, mtime_ns) in zip(
         checked.tolist(), paths, files, sources[:, :2].tolist(), strict=True
     ):
-        if not isinstance(here, Path):
+        if not isinstance(here, LocalFile):
             if sizes.get(here) not in (size, None):
                 other.append(row)
             continue
@@ -255,7 +255,7 @@ def by_shard(version: Version, index: Index, positions: Ints) -> Iterator[tuple[
         yield inside, shard, items
 
 
-def _differs(old: Path, new: Path) -> bool:
+def _differs(old: Path, new: str) -> bool:
     try:
         return not filecmp.cmp(old, new, shallow=False)
     except (OSError, ValueError):  # one does not exist

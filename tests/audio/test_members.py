@@ -19,7 +19,7 @@ from featcache.audio.kept import Kept
 from featcache.audio.members import check_container, copy_of, stamp_now
 from featcache.audio.remote import TriedInVainError
 from featcache.errors import AudioError, Reason
-from featcache.manifest.audio_locations import Member, Url, locate
+from featcache.manifest.audio_locations import LocalFile, Member, Url, locate
 
 VALUES = [b"zero", b"1" * 900, None, b"", b"four" * 99, b"five", b"six"]
 
@@ -46,11 +46,11 @@ def test_paths_into_containers(scratch):
         "a.tar.gz/b.wav": ("a.tar.gz", "b.wav"),
         "folder.tar/a.tar/b.tar/c": ("folder.tar/a.tar", "b.tar/c"),
     }.items():
-        assert locate(scratch, path) == Member(scratch / inside[0], inside[1])
+        assert locate(scratch, path) == Member(f"{scratch}/{inside[0]}", inside[1])
         assert str(locate(scratch, path)) == str(scratch / path)
     for path in ("a.wav", "a.tar", "b.tar.wav/c", "tar/c.wav", "folder.tar/c.wav"):
-        assert locate(scratch, path) == scratch / path
-    assert locate(scratch / "a.tar", "b.wav") == Member(scratch / "a.tar", "b.wav")
+        assert locate(scratch, path) == LocalFile(scratch / path)
+    assert locate(scratch / "a.tar", "b.wav") == Member(f"{scratch}/a.tar", "b.wav")
     assert locate(scratch, "/x/a.tar/b.wav") == locate(Url("s3://b"), "file:///x/a.tar/b.wav")
     for url, inside in {
         "s3://bucket/a.tar/b/c.wav": ("s3://bucket/a.tar", "b/c.wav"),

@@ -4,6 +4,7 @@ is refused."""
 import hashlib
 import json
 import math
+import os
 import shutil
 
 import numpy as np
@@ -122,7 +123,7 @@ def decoded(monkeypatch):
 
     def decode_and_tell(path, cuts, real=decode_module.decode, **options):
         spans.extend(
-            (path.name, round(cut.start * RATE), round((cut.start + cut.duration) * RATE))
+            (os.path.basename(path), round(cut.start * RATE), round((cut.start + cut.duration) * RATE))
             for cut in cuts
         )
         return real(path, cuts, **options)

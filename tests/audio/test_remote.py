@@ -217,17 +217,21 @@ def test_a_server_that_refuses_head_is_asked_for_the_file(server, status):
 
 def test_where_a_path_is():
     root, url = Path("/corpus"), Url("s3://bucket/corpus/")
-    assert locate(root, "a/b.wav") == Path("/corpus/a/b.wav")
+    assert locate(root, "a/b.wav") == "/corpus/a/b.wav"
     assert locate(root, "s3://b/k.wav") == Url("s3://b/k.wav")
     assert (
         locate(root, "file:///x/a%20b.wav")
         == locate(url, "file://localhost/x/a%20b.wav")
-        == Path("/x/a b.wav")
+        == "/x/a b.wav"
     )
     assert locate(url, "./a/b.wav") == Url("s3://bucket/corpus/a/b.wav")
     assert locate(url, "https://h/a.wav") == Url("https://h/a.wav")
-    assert locate(url, "/a.wav") == Path("/a.wav")
-    assert locate(root, "hf://x/a.wav") == Path("/corpus/hf:/x/a.wav")
+    assert locate(url, "/a.wav") == "/a.wav"
+    assert locate(root, "hf://x/a.wav") == "/corpus/hf:/x/a.wav"
+    for path in ("./a//b.wav", "a/./b.wav", "a/b.wav/"):
+        assert locate(root, path) == "/corpus/a/b.wav"
+    assert locate(Path(), "a/b.wav") == "a/b.wav"
+    assert locate(Path("/"), "a") == "/a"
     assert is_audio_url("S3://b")
     assert not any(map(is_audio_url, ("file:///x", "a.wav", "hf://x", "as3://b")))
 
