@@ -63,7 +63,7 @@ def verify(
     Args:
         data: True to read every byte of the features, too.
         values: True to look for NaN and infinity also where a shard says that it has none,
-            and to compute the hashes that shards are named by.
+            and to compute the hashes of rows and shards.
         sources: How to compare the audio files with what they were; None to skip them.
         report: Called after each shard, and again after its audio files.
         stop: Ends the verification once it is set.
@@ -352,8 +352,9 @@ def _problems(
         shard.table  # noqa: B018 (compares its files with their checksums)
     except DamagedError as error:
         faults.append(error.what)
+    looks_again = values or not shard.info.finite
     if not faults:
-        faults = [f"{shard}: damaged: {fault}" for fault in shard.faults(has_digest=values)]
+        faults = [f"{shard}: damaged: {fault}" for fault in shard.faults(has_hashes=looks_again)]
     for fault in faults:
         kind = "checksum" if fault.endswith(WRONG_CHECKSUM) else "structure"
         yield Problem(kind, fault, shard.name)
@@ -361,7 +362,7 @@ def _problems(
         return
     yield from _item_problems(shard)
     if data:
-        yield from _feature_problems(shard, values or not shard.info.finite, stopped)
+        yield from _feature_problems(shard, looks_again, stopped)
     else:
         shard.open_features()  # checks its size, and the checksum at its end
 

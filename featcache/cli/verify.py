@@ -59,8 +59,8 @@ _SOURCES = (
     "--values",
     "all_values",
     is_flag=True,
-    help="Check all values for NaN and infinity, and the hashes of shards, even if the writer "
-    "recorded that it has checked them.",
+    help="Check all values for NaN and infinity, and the hashes of rows and shards, even if the "
+    "writer recorded that it has checked them.",
 )
 @click.option(
     "--sources",

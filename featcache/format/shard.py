@@ -246,13 +246,14 @@ class Shard(Group):
         for fault in self.faults():
             raise self._damaged("items/c/0/0", fault)
 
-    def faults(self, *, has_digest: bool = True) -> Iterator[str]:
+    def faults(self, *, has_hashes: bool = True) -> Iterator[str]:
         """Yield the faults of the table, even if its checksums hold. So no offset leads out
-        of the shard, and no item is taken for another row's item.
+        of the shard.
 
         Args:
-            has_digest: True to hash the table again, too. Where the checksums hold, only a
-                faulty writer, or a stranger, has recorded another digest.
+            has_hashes: True to hash ids, rows and the table again, too, so that no item is
+                taken for another row's item. Where the checksums hold, only a faulty
+                writer, or a stranger, has recorded other hashes.
         """
         table = self.table
         if not len(table):
@@ -279,16 +280,16 @@ class Shard(Group):
         ids, paths = table.ids, table.paths
         if not (ids.are_utf8() and paths.are_utf8()):
             yield "ids or paths are not UTF-8"
+        if not are_distinct(table["id_hash"]):
+            yield "an id is there twice"
+        if not has_hashes:
+            return
         rows = SegmentColumns(
             paths, table["start"], table["duration"], table["channel"].astype(np.int32)
         )
-        has_hashes = np.array_equal(ids.hashes(), table["id_hash"])
-        if not (has_hashes and np.array_equal(rows.hashes(), table["row_hash"])):
+        are_theirs = np.array_equal(ids.hashes(), table["id_hash"])
+        if not (are_theirs and np.array_equal(rows.hashes(), table["row_hash"])):
             yield "the hashes of some rows are not theirs"
-        if not are_distinct(table["id_hash"]):
-            yield "an id is there twice"
-        if not has_digest:
-            return
         if digest_of(dict(sorted(self.info.files.items())), table) != self.info.digest:
             yield "its name does not follow from what is in it"
 

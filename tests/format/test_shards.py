@@ -409,12 +409,15 @@ def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(sided):
     ids=str,
 )
 def test_a_table_that_contradicts_itself_is_found(sided, columns):
-    """Though all checksums are right; and no index is made of it."""
+    """Though all checksums are right; and no index is made of it. A hash of a row is computed
+    again only if that is asked for, or the writer has not recorded that it checked values."""
     version, folder = sided
     for name, values in columns.items():
         columns_of(folder)[name][: len(values)] = values
     name = rename_shard(folder).name
-    assert problems(version, name) == ["structure"]
+    is_hashed = {*columns} <= {"id_hash", "row_hash", "start", "channel"}
+    assert problems(version, name) == ([] if is_hashed else ["structure"])
+    assert problems(version, name, values=True) == ["structure"]
     with pytest.raises(DamagedError, match=name):
         open_index(version)
 

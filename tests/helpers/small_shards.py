@@ -79,6 +79,6 @@ def publish(
     return version.shard(name)
 
 
-def problems(version: Version, name: str) -> list[str]:
+def problems(version: Version, name: str, *, values: bool = False) -> list[str]:
     """The kinds of what `examine_shard` finds in a shard."""
-    return [problem.kind for problem in examine_shard(version, name, data=True)[1]]
+    return [problem.kind for problem in examine_shard(version, name, data=True, values=values)[1]]
