@@ -43,7 +43,7 @@ from featcache.errors import (
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Frames
 from featcache.loader.places import CopyRefused, LocalCopy, Place, PlaceOf, changing, memory_folder
-from featcache.loader.shards import Range, Shards
+from featcache.loader.shards import Shards
 from featcache.spec import Ints
 from featcache.storage.base import in_parallel
 from featcache.storage.directory import Directory
@@ -224,10 +224,10 @@ class FolderShards(CopiedShards):
         """True if shards are still to be copied in the background."""
         return bool(self._wanted)
 
-    def _slices(self, ranges: list[Range]) -> list[NDArray[Any]]:
+    def _slices(self, shards: list[int], firsts: list[int], ends: list[int]) -> list[NDArray[Any]]:
         if self._finished or self._warnings or (self._wanted and _thread is None):
             self._collect()
-        return super()._slices(ranges)
+        return super()._slices(shards, firsts, ends)
 
     def _collect(self) -> None:
         with changing:
@@ -354,13 +354,13 @@ class ObjectShards(CopiedShards):
                 release()
         copy.let_go()
 
-    def _slices(self, ranges: list[Range]) -> list[NDArray[Any]]:
+    def _slices(self, shards: list[int], firsts: list[int], ends: list[int]) -> list[NDArray[Any]]:
         by_shard: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for number, first, count in ranges:
-            by_shard[number].append((first, count))
+        for number, first, end in zip(shards, firsts, ends, strict=True):
+            by_shard[number].append((first, end - first))
         read = in_parallel(self._of_shard, [*by_shard.items()])
         frames_of = dict(zip(by_shard, map(iter, read), strict=True))
-        return [next(frames_of[number]) for number, _, _ in ranges]
+        return [next(frames_of[number]) for number in shards]
 
     def _of_shard(self, number_and_ranges: tuple[int, list[tuple[int, int]]]) -> list[NDArray[Any]]:
         number, ranges = number_and_ranges

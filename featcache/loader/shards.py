@@ -6,7 +6,6 @@ import resource
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +21,6 @@ from featcache.version.version import Version
 
 if TYPE_CHECKING:
     from featcache.loader.places import LocalCopy
-
-Range = tuple[int, int, int]
-"""Some frames: the number of the shard in the index, the first frame, the number of frames."""
 
 _FILES_OPEN = 128
 """The most open files of shards, unless an eighth of the process's limit is less."""
@@ -67,22 +63,22 @@ class Shards:
 
     def utterance(self, position: int) -> NDArray[Any]:
         """Map all frames of an utterance, `[frames, *item_shape]`, read-only."""
-        return self._slices([self._place(position)])[0]
+        shard, first = self._place(position)
+        return self._slices([shard], [first], [first + int(self.index.num_frames[position])])[0]
 
-    def _place(self, position: int) -> Range:
-        index = self.index
-        shard, first = int(index.shard[position]), int(index.first_frame[position])
-        return shard, first, int(index.num_frames[position])
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return the number of an utterance's shard, and its first frame there."""
+        return int(self.index.shard[position]), int(self.index.first_frame[position])
 
     def frames(self, spans: Spans) -> list[NDArray[Any]]:
         """Map some frames of several utterances, read-only."""
         shards = self.index.shard[spans.positions].tolist()
-        firsts = (self.index.first_frame[spans.positions] + spans.firsts).tolist()
-        return self._slices([*zip(shards, firsts, spans.counts.tolist(), strict=True)])
+        firsts = self.index.first_frame[spans.positions] + spans.firsts
+        return self._slices(shards, firsts.tolist(), (firsts + spans.counts).tolist())
 
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
         """Read frames of a shard from its file: `[count, *item_shape]`."""
-        (frames,) = self._slices([(shard, first, count)])
+        (frames,) = self._slices([shard], [first], [first + count])
         loaded = np.empty_like(frames)
         self._read_into(loaded, shard, first, frames)
         return loaded
@@ -91,7 +87,7 @@ class Shards:
         """Read all frames of an utterance, mapped as `frames`, from the file into the
         beginning of `out`, and compare them with their checksum; once for each shard, also
         its scales and offsets, or labels. Returns the view."""
-        shard, first, _ = self._place(position)
+        shard, first = self._place(position)
         loaded = out[: len(frames)]
         self._read_into(loaded, shard, first, frames)
         if crc32c(loaded) != self._checksum(position, shard):
@@ -154,16 +150,20 @@ class Shards:
             )
         return item
 
-    def _slices(self, ranges: list[Range]) -> list[NDArray[Any]]:
-        features = {number: self._map(number) for number in {*map(itemgetter(0), ranges)}}
-        slices = [features[number][first : first + count] for number, first, count in ranges]
-        if sum(map(len, slices)) < sum(map(itemgetter(2), ranges)):
-            pairs = zip(slices, ranges, strict=True)
-            short = next(range_ for frames, range_ in pairs if len(frames) != range_[2])
-            shard = self._shard(short[0])
+    def _slices(self, shards: list[int], firsts: list[int], ends: list[int]) -> list[NDArray[Any]]:
+        """Map frames of shards, by their numbers: each from its first to its end."""
+        features = {number: self._map(number) for number in {*shards}}
+        places = zip(shards, firsts, ends, strict=True)
+        slices = [features[number][first:end] for number, first, end in places]
+        if sum(map(len, slices)) < sum(ends) - sum(firsts):
+            number, end = next(
+                (number, end)
+                for number, end in zip(shards, ends, strict=True)
+                if end > len(features[number])
+            )
+            shard = self._shard(number)
             raise DamagedError(
-                f"{shard.folder}: damaged: it ends before frame {short[1] + short[2]}",
-                shard.store.location,
+                f"{shard.folder}: damaged: it ends before frame {end}", shard.store.location
             )
         return slices
 

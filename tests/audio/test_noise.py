@@ -123,7 +123,11 @@ def decoded(monkeypatch):
 
     def decode_and_tell(path, cuts, real=decode_module.decode, **options):
         spans.extend(
-            (os.path.basename(path), round(cut.start * RATE), round((cut.start + cut.duration) * RATE))
+            (
+                os.path.basename(path),
+                round(cut.start * RATE),
+                round((cut.start + cut.duration) * RATE),
+            )
             for cut in cuts
         )
         return real(path, cuts, **options)

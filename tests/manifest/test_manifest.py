@@ -10,7 +10,6 @@ import re
 import struct
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
