@@ -76,7 +76,7 @@ def check_sources(
     Returns a problem for each file that is missing, changed or unreadable, and notes on
     utterances that could not be compared."""
     hashes, unknown, not_asked = ContentHashes(), 0, 0
-    faulty: defaultdict[str, list[str]] = defaultdict(list)
+    ids_of_fault: defaultdict[str, list[str]] = defaultdict(list)
     at_once = threads if wanted.by_content else FILES_AT_ONCE
     if wanted.urls:
         at_once = URLS_AT_ONCE
@@ -90,35 +90,32 @@ def check_sources(
                 break
             if name not in shards:
                 continue
-            files: dict[_File, list[str]] = {}
-            of_shard = _files_of(version, index, number, wanted)
-            for file, ids in of_shard.items():
+            files = _files_of(version, index, number, wanted)
+            for file in [*files]:
                 url = url_of(file.location)
                 if url and url not in wanted.urls:
-                    not_asked += len(ids)
-                    continue
-                files[file] = ids
-                if wanted.by_content and file.content_hash == UNKNOWN_HASH:
-                    unknown += len(ids)
+                    not_asked += len(files.pop(file))
+                elif wanted.by_content and file.content_hash == UNKNOWN_HASH:
+                    unknown += len(files[file])
             faults = pool.map(find_fault, files)
             for (file, ids), fault in zip(files.items(), faults, strict=True):
                 if fault is not None:
-                    faulty[f"{file.location}: {fault}"] += ids
+                    ids_of_fault[f"{file.location}: {fault}"] += ids
             report(0, 0.0, False)
-    problems, notes = [], list[str]()
-    for fault, (id_, *others) in faulty.items():
-        if others:
-            what = f"{id_} and {counted(len(others), 'other')}: {fault}"
-            problems.append(Problem("source", what))
-        else:
-            problems.append(Problem("source", f"{id_}: {fault}", id=id_))
+    notes = []
     if unknown:
         why = "compared by size and mtime: no hash of their audio is known"
         notes.append(f"{counted(unknown, 'utterance')} {why}")
     if not_asked:
         why = "not checked: featcache asks only for URLs that --manifest has"
         notes.append(f"{counted(not_asked, 'utterance')} {why}")
-    return problems, notes
+    return [_problem(fault, *ids) for fault, ids in ids_of_fault.items()], notes
+
+
+def _problem(fault: str, id_: str, *others: str) -> Problem:
+    if others:
+        return Problem("source", f"{id_} and {counted(len(others), 'other')}: {fault}")
+    return Problem("source", f"{id_}: {fault}", id=id_)
 
 
 def _files_of(
