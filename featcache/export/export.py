@@ -53,7 +53,6 @@ FORMATS = {
     "numpy": Format(write_numpy),
     "qwen3-tts": Format(write_qwen3_tts, is_file=True, texts=("text", "ref_audio")),
 }
-"""Every format, by name."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,8 @@ class Exported:
     files: int
     num_bytes: int
     failed: dict[str, int]
-    """The utterances of the manifest that are in the failure ledger instead, by reason."""
     missing: list[str]
-    """The ids of other utterances of the manifest that the version lacks."""
     notes: list[str]
-    """Notes on what the format cannot hold."""
 
 
 def export(
@@ -105,13 +101,9 @@ def export(
         meant = did_you_mean(format, FORMATS)
         raise ArgumentError(f"--to: there is no {format!r}{meant}: choose {known}")
     chosen = FORMATS[format]
-    if not chosen.is_file and output.exists():
-        if output.is_file() or any(output.iterdir()):
-            what = "which must be new or empty"
-            raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {what}")
-        if output.samefile(os.curdir):  # which would be another, empty one afterwards
-            what = "and this is the current one: name a new one in it"
-            raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {what}")
+    fault = "" if chosen.is_file else _fault_of_folder(output)
+    if fault:
+        raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {fault}")
     if cache.spec.axis.has_times:
         raise ArgumentError(
             f"{cache.version.path}: holds events, which no format here has: read them with "
@@ -137,6 +129,16 @@ def export(
         missing=[id_ for id_ in absent if id_ not in failures],
         notes=_losses(cache) + notes,
     )
+
+
+def _fault_of_folder(output: Path) -> str:
+    if not output.exists():
+        return ""
+    if output.is_file() or any(output.iterdir()):
+        return "which must be new or empty"
+    if output.samefile(os.curdir):  # which would be another, empty one afterwards
+        return "and this is the current one: name a new one in it"
+    return ""
 
 
 def _select(
