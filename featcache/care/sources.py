@@ -138,38 +138,9 @@ def _files_of(
 
 
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
-    """Return the fault of a file, if one can be told. Commands are not run."""
-    location, by_content = file.location, file.content_hash != UNKNOWN_HASH
-    copy = None
-    if isinstance(location, Command):
-        return None
-    size: int | None
+    """Return the fault of a file, if one can be told."""
     try:
-        if isinstance(location, Path):
-            status = os.stat(location)
-            if not stat.S_ISREG(status.st_mode):
-                return "is not a file any more"
-            size, mtime_ns = status.st_size, status.st_mtime_ns
-        elif by_content:
-            copy = copy_of(location)
-            size, mtime_ns = copy.stamp
-        else:
-            size, mtime_ns = stamp_now(location)
-        if size not in (file.size, None):
-            return f"has changed since: {file.size:,} → {size:,} bytes"
-        if not by_content:
-            if mtime_ns == file.mtime_ns:
-                return None
-            whose = "its container's" if isinstance(location, Member) else "its"
-            what = "ETag or date" if url_of(location) else "mtime"
-            return f"has changed since: {whose} {what} is another"
-        if copy is None:
-            with open(str(location), "rb", buffering=0) as opened:
-                content_hash = hashes.of(opened.fileno())
-        else:
-            # A copy's inode may be used again, so its hash is not remembered.
-            with copy.open() as opened:
-                content_hash = hash_of_content(opened.fileno())
+        return _change(file, hashes)
     except AudioError as error:
         return str(error)
     except FileNotFoundError:
@@ -178,6 +149,40 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:  # a zero byte, say
         return f"not a valid path: {error}"
+
+
+def _change(file: _File, hashes: ContentHashes) -> str | None:
+    """Return how a file has changed, if that can be told. Commands are not run."""
+    location, by_content = file.location, file.content_hash != UNKNOWN_HASH
+    copy = None
+    if isinstance(location, Command):
+        return None
+    size: int | None
+    if isinstance(location, Path):
+        status = os.stat(location)
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a file any more"
+        size, mtime_ns = status.st_size, status.st_mtime_ns
+    elif by_content:
+        copy = copy_of(location)
+        size, mtime_ns = copy.stamp
+    else:
+        size, mtime_ns = stamp_now(location)
+    if size not in (file.size, None):
+        return f"has changed since: {file.size:,} → {size:,} bytes"
+    if not by_content:
+        if mtime_ns == file.mtime_ns:
+            return None
+        whose = "its container's" if isinstance(location, Member) else "its"
+        what = "ETag or date" if url_of(location) else "mtime"
+        return f"has changed since: {whose} {what} is another"
+    if copy is None:
+        with open(str(location), "rb", buffering=0) as opened:
+            content_hash = hashes.of(opened.fileno())
+    else:
+        # A copy's inode may be used again, so its hash is not remembered.
+        with copy.open() as opened:
+            content_hash = hash_of_content(opened.fileno())
     if content_hash == file.content_hash:
         return None
     return "has changed since: other bytes, of the same number"
