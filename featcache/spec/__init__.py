@@ -170,7 +170,8 @@ class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
     length: _Samples = 0
     """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
     padded_to: _Samples = 0
-    """The number of samples to which shorter clips are padded; 0 if they are not."""
+    """The number of samples to which shorter clips are padded, so that all of these have
+    equally many frames; 0 if they are not."""
 
     kind: ClassVar[Kind] = "frames"
     fewest: ClassVar[int] = 1
@@ -384,7 +385,7 @@ class FeatureSpec:
     """The number of frames per second; 0 if the main track is not along time."""
 
     frame_length: _Samples
-    """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
+    """See `Frames.length`."""
 
     sample_rate: Annotated[int, Meta(ge=1, le=10**9)]
     """The sample rate in Hz of the waveforms that `extract` takes."""
@@ -399,8 +400,7 @@ class FeatureSpec:
     """The tracks except the main one."""
 
     padded_to: _Samples = 0
-    """The number of samples to which the extractor pads shorter clips, so that all of these
-    have equally many frames; 0 if it does not."""
+    """See `Frames.padded_to`."""
 
     kind: Kind = "frames"
     """What the main track's entries are along: frames in time, the whole clip, or events."""
