@@ -76,26 +76,13 @@ def export(
     manifest: Manifest | None = None,
     report: Callable[[int], object] = lambda _: None,
 ) -> Exported:
-    """Write the features of a version for another tool.
+    """Write the utterances of a manifest, by default all, in one of `FORMATS`, after
+    comparing each with its checksum; `report` is called with 1 after each. The output
+    appears when it is whole: a file, which is replaced, or a new or empty folder.
 
-    Each utterance is compared with its checksum. The output appears when it is whole.
-
-    Args:
-        cache: The opened version, or a corpus.
-        format: A name of `FORMATS`.
-        output: A file, which is replaced, or for most formats a folder, which must be new
-            or empty.
-        manifest: The utterances to export, in its order, with its columns. By default all.
-        report: Called with 1 after each utterance.
-
-    Raises:
-        ArgumentError: The format does not exist, or cannot hold these features or ids; or
-            the folder is not empty.
-        ManifestError: Rows have features of another row or file.
-        MissingItemError: The version has no utterance of the manifest.
-        DamagedError: Features are not what was written.
-        StoreError: The output cannot be written.
-    """
+    Raises ArgumentError if there is no such format, it cannot hold these features or ids,
+    or the folder is not empty; StoreError if the output cannot be written, or features are
+    damaged or missing; ManifestError if rows have features of another row or file."""
     if format not in FORMATS:
         known = listing(FORMATS, len(FORMATS))
         meant = did_you_mean(format, FORMATS)

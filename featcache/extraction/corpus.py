@@ -82,16 +82,10 @@ def plan_corpus(
     *,
     is_list: bool = False,
 ) -> CorpusPlan | None:
-    """List the parts that a job extracts, and record all parts, unless it is a dry run.
-    Returns None for one manifest and a folder that is no corpus.
-
-    Args:
-        folder: The corpus, which is made if it is missing.
-        manifests: Manifests, or patterns.
-        options: The options of the job. Its partition is one of the parts; of a corpus's
-            single manifest, one of its rows.
-        reading: Arguments of `read_manifest`.
-        is_list: True if even one manifest makes a corpus.
+    """List the parts that a job extracts from manifests, or patterns, and record all parts,
+    unless it is a dry run. Returns None for one manifest (unless it `is_list`) and a folder
+    that is no corpus. The job's partition is one of the parts; of a corpus's single
+    manifest, one of its rows. `reading` are arguments of `read_manifest`.
 
     Raises ArgumentError if the folder is a cache of one manifest, or two manifests have
     one name; ManifestError if a manifest does not exist; DamagedError if the record of a

@@ -83,17 +83,10 @@ def collect(
     threads: int = 1,
     report: OnShard = no_progress,
 ) -> Report:
-    """Collect the numbers of versions, at least one.
-
-    Args:
-        path: The name of the cache, for people.
-        documents: The versions as `featcache info --json` describes them.
-        caches: The same versions, opened; or the same of a corpus.
-        manifest: The manifest whose columns are summarised, if there is one.
-        compared: Lines about how the first two versions differ, to show them side by side.
-        threads: The number of threads that compute.
-        report: Called twice for each shard.
-    """
+    """Collect the numbers of versions, at least one, or of the same of a corpus.
+    `documents` describe them as `featcache info --json` does, and `path` names the cache.
+    The columns of the manifest, if any, are summarised. Lines in `compared` tell how the
+    first two versions differ. `report` is called twice for each shard."""
     largest = caches[0] if compared else max(caches, key=len)
     described, statistics = [], list[Statistics]()
     voiced: Cache | None = None
