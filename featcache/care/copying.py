@@ -43,10 +43,8 @@ class Copied:
     copied: int = 0
     there: int = 0
     others: int = 0
-    """The number of shards of the copy that the version does not have; they stay."""
     num_bytes: int = 0
     records: int = 0
-    """The number of other files that were copied: wanted sets, records and the index."""
     diverged: int = 0
     problems: list[Problem] = field(default_factory=list)
     interrupted: bool = False
@@ -89,11 +87,8 @@ def copy_version(
         store.publish(files, f"shards/{name}")
         return sum(map(len, files.values()))
 
-    most_frames = max((shard.frames for shard in index.summaries), default=0)
-    largest = version.info.spec.num_bytes(most_frames)
     amounts = {shard.name: (shard.items, shard.seconds) for shard in index.summaries}
-    at_once = max(1, min(threads, _AT_ONCE_BYTES // max(1, largest)))
-    with ThreadPoolExecutor(at_once, "featcache-copy") as pool:
+    with ThreadPoolExecutor(_shards_at_once(version, index, threads), "featcache-copy") as pool:
         for name, outcome in zip(missing, pool.map(copy_one, missing), strict=True):
             if isinstance(outcome, DamagedError):
                 copied.problems.append(Problem("structure", outcome.what, name))
@@ -110,6 +105,12 @@ def copy_version(
         if is_new and not copied.problems:
             store.put(MARK, version.store.read(MARK, AT_MOST_BYTES))
     return copied
+
+
+def _shards_at_once(version: Version, index: Index, threads: int) -> int:
+    most_frames = max((shard.frames for shard in index.summaries), default=0)
+    largest: int = version.info.spec.num_bytes(most_frames)
+    return max(1, min(threads, _AT_ONCE_BYTES // max(1, largest)))
 
 
 def refuse_overlap(source: Location, *targets: Location) -> None:

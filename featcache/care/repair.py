@@ -4,7 +4,7 @@ removes the damaged shards, and extracts what is then missing."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +56,6 @@ class Repaired:
     metadata: bool = False
     summary: Summary | None = None
     missing: int = 0
-    """The number of utterances of the manifest that no shard had, sound or damaged."""
     interrupted: bool = False
     kept: int = 0
     extracted: int = 0
@@ -93,26 +92,20 @@ def repair(
         threads = options.threads or 1
         verified = verify(version, values=True, threads=threads, manifest=manifest, stop=stop)
         plans = {} if stop.is_set() else _plan_shards(version, verified)
-        parts = [plan.again for plan in plans.values() if plan.again is not None]
-        again = built = None
-        if len(parts) == len(plans):
-            again = Strings.concatenate(parts)
+        again, built = _ids_again(plans), None
         if again is None or len(again):
             built = _build(version, options)
-        if built is not None and again is not None:
-            rows = rows_of(manifest, built.config.resolved())
-            if is_imported(version.info.config):
-                _refuse_other_manifest(again, rows, version)
-            _refuse_loss(again, rows, verified.damaged_shards)
-        copies: dict[str, str] = {}
+        if again is not None and built is not None:
+            _refuse_loss(version, manifest, again, verified.damaged_shards)
+        copies = []
         for name, plan in plans.items():
             if plan.kept and not stop.is_set():
-                copies[name] = rewrite(version, version.shard(name), plan.kept)
+                copies.append(rewrite(version, version.shard(name), plan.kept))
         if stop.is_set():
             repaired.interrupted = True
             return repaired
         # a shard that was written again is sound now
-        for name in sorted(plans.keys() - copies.values()):
+        for name in sorted(plans.keys() - copies):
             repaired.aside |= _take_away(version, name)
         repaired.removed = verified.damaged_shards
         repaired.kept = sum(len(plan.kept) for plan in plans.values())
@@ -159,6 +152,16 @@ def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
             others = others.take(np.flatnonzero(np.isin(others.hashes(), current.hashes())))
         plans[name] = _Plan(sound, others)
     return plans
+
+
+def _ids_again(plans: Mapping[str, _Plan]) -> Strings | None:
+    """Return the ids to extract again; None if those of a shard are not known."""
+    parts = []
+    for plan in plans.values():
+        if plan.again is None:
+            return None
+        parts.append(plan.again)
+    return Strings.concatenate(parts)
 
 
 def _build(version: Version, options: Options) -> BuiltConfig:
@@ -224,9 +227,7 @@ def _remove_damaged_records(version: Version) -> int:
 
 
 def _restore_metadata(path: Location) -> bool:
-    """Restore a version's damaged metadata from a run's record. Returns True if it was
-    damaged. Raises StoreError if no record has a config that can be loaded here, as in an
-    unfinished copy."""
+    """Restore a version's damaged metadata. Returns True if it was damaged."""
     store = open_store(path)
     is_group_damaged = not Version.has_group(store)
     if is_group_damaged:
@@ -277,30 +278,31 @@ def _stated_version(store: Store, name: str) -> str | None:
     return None
 
 
-def _refuse_other_manifest(ids: Strings, rows: Manifest, version: Version) -> None:
-    """Raise StoreError unless the rows of imported features name their files."""
-    named = dict(zip(rows.ids, rows.paths, strict=True))
-    if not all(named.get(id_, True) for id_ in ids):
-        made_by = version.info.config["params"].get("made_by")
+def _refuse_loss(
+    version: Version, manifest: Manifest, ids: Strings, damaged: Sequence[str]
+) -> None:
+    """Raise StoreError if the manifest lacks some utterances, or their files are gone, or it
+    is not that of imported features."""
+    config = version.info.config
+    rows = rows_of(manifest, config)
+    paths = dict(zip(rows.ids, rows.paths, strict=True))
+    if is_imported(config) and not all(paths.get(id_, True) for id_ in ids):
+        made_by = config["params"].get("made_by")
         raise StoreError(
             f"{version.path}: features were imported (made by {made_by}), and cannot be extracted "
             "from audio. Nothing has been removed: give what they were imported from, as "
             "--manifest SOURCE --format features"
         )
 
-
-def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
-    """Raise StoreError if the manifest lacks some utterances, or their files are gone."""
-    paths = dict(zip(manifest.ids, manifest.paths, strict=True))
     needed = list({paths[id_]: None for id_ in ids if id_ in paths and not is_command(paths[id_])})
-    stats = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
+    stats = each_at_once(stat_of, [rows.resolve(path) for path in needed])
     gone = [path for path, stat in zip(needed, stats, strict=True) if stat == (None, None)]
     lost = [id_ for id_ in ids if id_ not in paths]
     if gone:
         files = f"{counted(len(gone), 'audio file')} of damaged utterances: {listing(gone)}"
-        what, remedy = f"{manifest.root} lacks {files}", "say with --root where they are"
+        what, remedy = f"{rows.root} lacks {files}", "say with --root where they are"
     elif lost:
-        what = f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')}: {listing(lost)}"
+        what = f"{rows.source} lacks {counted(len(lost), 'damaged utterance')}: {listing(lost)}"
         remedy = "give the manifest they came from"
     else:
         return

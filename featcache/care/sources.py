@@ -77,7 +77,7 @@ def check_sources(
     Returns a problem for each file that is missing, changed or unreadable, and notes on
     utterances that could not be compared."""
     hashes, unknown, not_asked = ContentHashes(), 0, 0
-    faulty: defaultdict[str, list[str]] = defaultdict(list)
+    ids_of_fault: defaultdict[str, list[str]] = defaultdict(list)
     at_once = threads if wanted.by_content else FILES_AT_ONCE
     if wanted.urls:
         at_once = URLS_AT_ONCE
@@ -91,35 +91,32 @@ def check_sources(
                 break
             if name not in shards:
                 continue
-            files: dict[_File, list[str]] = {}
-            of_shard = _files_of(version, index, number, wanted)
-            for file, ids in of_shard.items():
+            files = _files_of(version, index, number, wanted)
+            for file in [*files]:
                 url = url_of(file.location)
                 if url and url not in wanted.urls:
-                    not_asked += len(ids)
-                    continue
-                files[file] = ids
-                if wanted.by_content and file.content_hash == UNKNOWN_HASH:
-                    unknown += len(ids)
+                    not_asked += len(files.pop(file))
+                elif wanted.by_content and file.content_hash == UNKNOWN_HASH:
+                    unknown += len(files[file])
             faults = pool.map(find_fault, files)
             for (file, ids), fault in zip(files.items(), faults, strict=True):
                 if fault is not None:
-                    faulty[f"{file.location}: {fault}"] += ids
+                    ids_of_fault[f"{file.location}: {fault}"] += ids
             report(0, 0.0, False)
-    problems, notes = [], list[str]()
-    for fault, (id_, *others) in faulty.items():
-        if others:
-            what = f"{id_} and {counted(len(others), 'other')}: {fault}"
-            problems.append(Problem("source", what))
-        else:
-            problems.append(Problem("source", f"{id_}: {fault}", id=id_))
+    notes = []
     if unknown:
         why = "compared by size and mtime: no hash of their audio is known"
         notes.append(f"{counted(unknown, 'utterance')} {why}")
     if not_asked:
         why = "not checked: featcache asks only for URLs that --manifest has"
         notes.append(f"{counted(not_asked, 'utterance')} {why}")
-    return problems, notes
+    return [_problem(fault, *ids) for fault, ids in ids_of_fault.items()], notes
+
+
+def _problem(fault: str, id_: str, *others: str) -> Problem:
+    if others:
+        return Problem("source", f"{id_} and {counted(len(others), 'other')}: {fault}")
+    return Problem("source", f"{id_}: {fault}", id=id_)
 
 
 def _files_of(
@@ -142,38 +139,9 @@ def _files_of(
 
 
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
-    """Return the fault of a file, if one can be told. Commands are not run."""
-    location, by_content = file.location, file.content_hash != UNKNOWN_HASH
-    copy = None
-    if isinstance(location, Command):
-        return None
-    size: int | None
+    """Return the fault of a file, if one can be told."""
     try:
-        if isinstance(location, LocalFile):
-            status = os.stat(location)
-            if not stat.S_ISREG(status.st_mode):
-                return "is not a file any more"
-            size, mtime_ns = status.st_size, status.st_mtime_ns
-        elif by_content:
-            copy = copy_of(location)
-            size, mtime_ns = copy.stamp
-        else:
-            size, mtime_ns = stamp_now(location)
-        if size not in (file.size, None):
-            return f"has changed since: {file.size:,} → {size:,} bytes"
-        if not by_content:
-            if mtime_ns == file.mtime_ns:
-                return None
-            whose = "its container's" if isinstance(location, Member) else "its"
-            what = "ETag or date" if url_of(location) else "mtime"
-            return f"has changed since: {whose} {what} is another"
-        if copy is None:
-            with open(str(location), "rb", buffering=0) as opened:
-                content_hash = hashes.of(opened.fileno())
-        else:
-            # A copy's inode may be used again, so its hash is not remembered.
-            with copy.open() as opened:
-                content_hash = hash_of_content(opened.fileno())
+        return _change(file, hashes)
     except AudioError as error:
         return str(error)
     except FileNotFoundError:
@@ -182,6 +150,40 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:  # a zero byte, say
         return f"not a valid path: {error}"
+
+
+def _change(file: _File, hashes: ContentHashes) -> str | None:
+    """Return how a file has changed, if that can be told. Commands are not run."""
+    location, by_content = file.location, file.content_hash != UNKNOWN_HASH
+    copy = None
+    if isinstance(location, Command):
+        return None
+    size: int | None
+    if isinstance(location, LocalFile):
+        status = os.stat(location)
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a file any more"
+        size, mtime_ns = status.st_size, status.st_mtime_ns
+    elif by_content:
+        copy = copy_of(location)
+        size, mtime_ns = copy.stamp
+    else:
+        size, mtime_ns = stamp_now(location)
+    if size not in (file.size, None):
+        return f"has changed since: {file.size:,} → {size:,} bytes"
+    if not by_content:
+        if mtime_ns == file.mtime_ns:
+            return None
+        whose = "its container's" if isinstance(location, Member) else "its"
+        what = "ETag or date" if url_of(location) else "mtime"
+        return f"has changed since: {whose} {what} is another"
+    if copy is None:
+        with open(str(location), "rb", buffering=0) as opened:
+            content_hash = hashes.of(opened.fileno())
+    else:
+        # A copy's inode may be used again, so its hash is not remembered.
+        with copy.open() as opened:
+            content_hash = hash_of_content(opened.fileno())
     if content_hash == file.content_hash:
         return None
     return "has changed since: other bytes, of the same number"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -115,11 +115,6 @@ def _report(
     for checked_shard in checked.values():
         problems += checked_shard.problems
     kept = None if interrupted else load_index(version, names)
-    items = {shard.name: shard.items for shard in kept.summaries} if kept is not None else {}
-    items |= {name: shard.info.items for name, shard in damaged.items() if shard is not None}
-    damaged_utterances = None
-    if damaged.keys() <= items.keys():
-        damaged_utterances = sum(items[name] for name in damaged)
     result = Report(
         path=str(version.path),
         shards=len(checked),
@@ -129,7 +124,7 @@ def _report(
         data=data,
         problems=problems,
         shards_left_out=len(names) - len(checked),
-        damaged_utterances=damaged_utterances,
+        damaged_utterances=_count_items(damaged, kept),
         kind=version.info.spec.kind,
     )
     if interrupted:
@@ -137,8 +132,7 @@ def _report(
     notes = result.notes
     notes += [*_notes(version), *_notes_on_records(version)]
     index_folder = f"index/{index_name(version, names)}"
-    has_index = version.store.exists(index_folder)
-    if has_index and kept is None:
+    if kept is None and version.store.exists(index_folder):
         what = "damaged: this index is built anew when the version is opened next"
         notes.append(f"{version.path}/{index_folder}: {what}")
     index = kept
@@ -151,12 +145,21 @@ def _report(
     result.failed = len(wanted_failures(version, index))
     if manifest is not None:
         rows = rows_of(manifest, version.info.config)
-        failures = failures_by_row(version, index)
-        before = None
+        failures, before = failures_by_row(version, index), None
         if damaged:
             before = kept or index_of([*sound, *_with_tables(damaged.values())], are_checked=True)
         _compare_rows(rows, index, before, failures, result)
     return result, index
+
+
+def _count_items(damaged: Mapping[str, Shard | None], index: Index | None) -> int | None:
+    """Count the items of damaged shards, by their documents, else by the index; None if
+    neither tells them."""
+    items = {} if index is None else {shard.name: shard.items for shard in index.summaries}
+    items |= {name: shard.info.items for name, shard in damaged.items() if shard is not None}
+    if damaged.keys() <= items.keys():
+        return sum(items[name] for name in damaged)
+    return None
 
 
 def _problems_of_records(
@@ -284,7 +287,6 @@ def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -
 
 
 def _with_tables(damaged: Iterable[Shard | None]) -> Iterator[Shard]:
-    """Yield the damaged shards whose tables are undamaged."""
     for shard in damaged:
         with suppress(DamagedError):
             if shard is not None:

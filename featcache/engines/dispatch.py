@@ -85,31 +85,34 @@ class Chunks:
         return not (self._ahead or self._returned or self.held)
 
     def take(self, worker: int, is_alone: bool = False) -> Chunk | None:
-        """Return the next chunk for a worker; None if it has nothing to do now. A worker
-        does not get a chunk again that it died of, unless it `is_alone`. Chunks that cannot
-        be extracted even alone come last. A busy worker gets new tasks only, and not the
-        last ones."""
+        """Return the next chunk for a worker; None if it has nothing to do now. A busy worker
+        gets new tasks only, and not the last ones."""
         self._look_ahead()
         if worker in self.held:
             is_near_end = len(self._ahead) < self._workers
             if self._returned or is_near_end or self.held[worker][0].deaths:
                 return None
-            self.held[worker].append(self._new_chunk())
-            return self.held[worker][-1]
+            chunk = self._new_chunk()
+        else:
+            chunk = self._returned_chunk(worker, is_alone) or self._new_chunk()
+        if chunk is not None:
+            self.held.setdefault(worker, []).append(chunk)
+        return chunk
+
+    def _returned_chunk(self, worker: int, is_alone: bool) -> Chunk | None:
+        """Take a chunk of a dead worker. A worker does not get a chunk again that it died
+        of, unless it `is_alone`. Chunks that cannot be extracted even alone come last."""
         returned = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
         chunk = next((chunk for chunk in returned if chunk.deaths < _TRIES), None)
         if chunk is None and returned and not self._ahead:
             chunk = returned[0]
         if chunk is not None:
             self._returned.remove(chunk)
-        elif self._ahead:
-            chunk = self._new_chunk()
-        else:
-            return None
-        self.held[worker] = [chunk]
         return chunk
 
-    def _new_chunk(self) -> Chunk:
+    def _new_chunk(self) -> Chunk | None:
+        if not self._ahead:
+            return None
         most = min(MOST_TASKS, len(self._ahead) // (2 * self._workers))
         tasks = [self._ahead.popleft()]
         seconds = sum(tasks[0].seconds)

@@ -174,14 +174,9 @@ def extract(
     resolved = [config.resolved() for config in loaded]
     carry = any(map(needs_columns, resolved))
     has_own_rows = all(template_of(each) is None and copies_of(each).are_plain for each in resolved)
+    engine, how_read = choose_engine(options), {**reading, "carry": carry}
     stop = stop or threading.Event()
-    job = _Job(
-        choose_engine(options),
-        {**reading, "carry": carry},
-        has_own_rows,
-        observer or Observer(),
-        stop,
-    )
+    job = _Job(engine, how_read, has_own_rows, observer or Observer(), stop)
     refuse_version(folder)
     if is_table(manifest):
         manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=carry)

@@ -53,7 +53,6 @@ FORMATS = {
     "numpy": Format(write_numpy),
     "qwen3-tts": Format(write_qwen3_tts, is_file=True, texts=("text", "ref_audio")),
 }
-"""Every format, by name."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,8 @@ class Exported:
     files: int
     num_bytes: int
     failed: dict[str, int]
-    """The utterances of the manifest that are in the failure ledger instead, by reason."""
     missing: list[str]
-    """The ids of other utterances of the manifest that the version lacks."""
     notes: list[str]
-    """Notes on what the format cannot hold."""
 
 
 def export(
@@ -80,38 +76,21 @@ def export(
     manifest: Manifest | None = None,
     report: Callable[[int], object] = lambda _: None,
 ) -> Exported:
-    """Write the features of a version for another tool.
+    """Write the utterances of a manifest, by default all, in one of `FORMATS`, after
+    comparing each with its checksum; `report` is called with 1 after each. The output
+    appears when it is whole: a file, which is replaced, or a new or empty folder.
 
-    Each utterance is compared with its checksum. The output appears when it is whole.
-
-    Args:
-        cache: The opened version, or a corpus.
-        format: A name of `FORMATS`.
-        output: A file, which is replaced, or for most formats a folder, which must be new
-            or empty.
-        manifest: The utterances to export, in its order, with its columns. By default all.
-        report: Called with 1 after each utterance.
-
-    Raises:
-        ArgumentError: The format does not exist, or cannot hold these features or ids; or
-            the folder is not empty.
-        ManifestError: Rows have features of another row or file.
-        MissingItemError: The version has no utterance of the manifest.
-        DamagedError: Features are not what was written.
-        StoreError: The output cannot be written.
-    """
+    Raises ArgumentError if there is no such format, it cannot hold these features or ids,
+    or the folder is not empty; StoreError if the output cannot be written, or features are
+    damaged or missing; ManifestError if rows have features of another row or file."""
     if format not in FORMATS:
         known = listing(FORMATS, len(FORMATS))
         meant = did_you_mean(format, FORMATS)
         raise ArgumentError(f"--to: there is no {format!r}{meant}: choose {known}")
     chosen = FORMATS[format]
-    if not chosen.is_file and output.exists():
-        if output.is_file() or any(output.iterdir()):
-            what = "which must be new or empty"
-            raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {what}")
-        if output.samefile(os.curdir):  # which would be another, empty one afterwards
-            what = "and this is the current one: name a new one in it"
-            raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {what}")
+    fault = "" if chosen.is_file else _fault_of_folder(output)
+    if fault:
+        raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {fault}")
     if cache.spec.axis.has_times:
         raise ArgumentError(
             f"{cache.version.path}: holds events, which no format here has: read them with "
@@ -137,6 +116,16 @@ def export(
         missing=[id_ for id_ in absent if id_ not in failures],
         notes=_losses(cache) + notes,
     )
+
+
+def _fault_of_folder(output: Path) -> str:
+    if not output.exists():
+        return ""
+    if output.is_file() or any(output.iterdir()):
+        return "which must be new or empty"
+    if output.samefile(os.curdir):  # which would be another, empty one afterwards
+        return "and this is the current one: name a new one in it"
+    return ""
 
 
 def _select(

@@ -26,11 +26,7 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
     rows.refuse_ids(lambda id_: id_.split() != [id_], "an id of Kaldi's has no white space")
     if any(char.isspace() for char in str(target)):
         raise ArgumentError(f"-o: {target}: a path in feats.scp has no white space")
-    dtype = rows.cache.spec.values_dtype
-    largest = max(rows.cache.spec.codebook_sizes, default=0)
-    if dtype.kind != "f" and not largest:
-        largest = int(np.iinfo(dtype).max)
-    if largest > _EXACT:
+    if _largest_integer(rows) > _EXACT:
         raise ArgumentError(
             f"{rows.where}: may have integers above {_EXACT:,}, and Kaldi stores float32"
         )
@@ -59,9 +55,17 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
     notes = [f"columns left out: {listing(others)}"] if others else []
     if has_blanks:
         notes.append("speakers have _ in the place of white space")
+    dtype = rows.cache.spec.values_dtype
     if dtype != np.float32:
         notes.append(f"{dtype} is stored as float32, which holds every value exactly")
     return notes
+
+
+def _largest_integer(rows: Rows) -> int:
+    spec = rows.cache.spec
+    if spec.codebook_sizes:
+        return max(spec.codebook_sizes)
+    return 0 if spec.values_dtype.kind == "f" else int(np.iinfo(spec.values_dtype).max)
 
 
 def _encoded(features: NDArray[Any]) -> bytes:

@@ -61,17 +61,16 @@ def choose_batching(
         raise ConfigError(f"{where}: there is no such policy{meant}; choose from {choices}")
     measured = _measured(probes, device, precision_of(getattr(extractor, "params", None)))
     declared = declared_batchings(extractor)
-    loosest = declared[-1]
     clean = [name for name in declared if not measured.get(name, _UNMEASURED)["disturbed"]]
     cleanest = clean[-1] if clean else "single"
-    preferred = request or loosest
+    preferred = request or declared[-1]
     disturbed = measured.get(preferred, _UNMEASURED)["disturbed"]
     objection = None
     if disturbed:
         share = percent(disturbed)
         objection = f"by the probe of {device}, {preferred} changes {share} of the frames"
     elif preferred not in declared:
-        objection = f"it is looser than {loosest}, the loosest policy that {kind} declares"
+        objection = f"it is looser than {declared[-1]}, the loosest policy that {kind} declares"
         if preferred in measured:
             objection += "; a probe found no difference in its sample"
     if request and objection and not allow_mismatch:

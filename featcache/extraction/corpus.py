@@ -82,16 +82,10 @@ def plan_corpus(
     *,
     is_list: bool = False,
 ) -> CorpusPlan | None:
-    """List the parts that a job extracts, and record all parts, unless it is a dry run.
-    Returns None for one manifest and a folder that is no corpus.
-
-    Args:
-        folder: The corpus, which is made if it is missing.
-        manifests: Manifests, or patterns.
-        options: The options of the job. Its partition is one of the parts; of a corpus's
-            single manifest, one of its rows.
-        reading: Arguments of `read_manifest`.
-        is_list: True if even one manifest makes a corpus.
+    """List the parts that a job extracts from manifests, or patterns, and record all parts,
+    unless it is a dry run. Returns None for one manifest (unless it `is_list`) and a folder
+    that is no corpus. The job's partition is one of the parts; of a corpus's single
+    manifest, one of its rows. `reading` are arguments of `read_manifest`.
 
     Raises ArgumentError if the folder is a cache of one manifest, or two manifests have
     one name; ManifestError if a manifest does not exist; DamagedError if the record of a
@@ -105,17 +99,7 @@ def plan_corpus(
             return None
         partition = None
     parts = several or by_part_name(map(Path, manifests))
-    versions = version_names(folder)
-    if versions:
-        raise ArgumentError(
-            f"{folder}: is the cache of one manifest, with {listing(versions)}: give another "
-            f"folder for the corpus of {len(parts):,} manifests"
-        )
-    missing = [str(path) for path in parts.values() if not path.exists()]
-    if missing:
-        raise ManifestError(f"{listing(missing, _NAMED)}: there is no such file")
-    known = {part.name: part for part in read_parts(folder)}
-    _refuse_namesakes(known, parts)
+    known = _known_parts(folder, parts)
     if not options.dry_run:
         _update(folder, known, parts)
     if known:
@@ -134,6 +118,22 @@ def plan_corpus(
     return CorpusPlan(folder, own_parts, known, options, own_root, how_read)
 
 
+def _known_parts(folder: Location, manifests: Mapping[str, Path]) -> dict[str, Part]:
+    """Read the records of a corpus. Refuses manifests that cannot be its parts."""
+    versions = version_names(folder)
+    if versions:
+        raise ArgumentError(
+            f"{folder}: is the cache of one manifest, with {listing(versions)}: give another "
+            f"folder for the corpus of {len(manifests):,} manifests"
+        )
+    missing = [str(path) for path in manifests.values() if not path.exists()]
+    if missing:
+        raise ManifestError(f"{listing(missing, _NAMED)}: there is no such file")
+    known = {part.name: part for part in read_parts(folder)}
+    _refuse_namesakes(known, manifests)
+    return known
+
+
 def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Path]) -> None:
     """Update the parts' records to the manifests: in `parts`, and on disk."""
     store = open_store(folder)
@@ -143,10 +143,10 @@ def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Pa
         if name not in manifests and not os.path.exists(part.manifest)
     ]
     kept = [name for name in lost if store.exists(name)]
-    dropped = [name for name in lost if name not in kept]
     if kept:
         names = listing(kept, _NAMED)
         _log.info("%s: manifests of %s are gone: their folders stay until removed", folder, names)
+    dropped = [name for name in lost if name not in kept]
     if dropped:
         names = listing(dropped, _NAMED)
         _log.info("%s: %s: folder and manifest are gone: no part of the corpus now", folder, names)
@@ -246,23 +246,23 @@ class _PartRun:
         versions = []
         for config in built:
             known = self._known.versions.get(config.folder_name)
-            if known is None or known.manifest != self._rows:
-                return None
-            if known.failed and options.retry_failed:
-                return None
-            is_same = False
-            with suppress(OSError, StoreError):  # the run reports it
-                version = Version.open(self.cache / config.folder_name)
-                is_same = known.is_of(version) and (
-                    not known.failed or _all_fail_again(version, config, self._plan.root)
-                )
-            if not is_same:
+            if known is None or not self._is_unchanged(known, config):
                 return None
             versions.append(known)
         if not options.dry_run and self._now != self._known:
             # Only the manifest's time or path has changed.
             self._record(self._known.versions)
         return versions
+
+    def _is_unchanged(self, known: PartVersion, config: BuiltConfig) -> bool:
+        retries = known.failed and self._plan.options.retry_failed
+        if known.manifest != self._rows or retries:
+            return False
+        with suppress(OSError, StoreError):  # the run reports it
+            version = Version.open(self.cache / config.folder_name)
+            if known.is_of(version):
+                return not known.failed or _all_fail_again(version, config, self._plan.root)
+        return False
 
     def record(self, summary: Summary) -> None:
         """Record the complete versions."""

@@ -134,7 +134,6 @@ class SourceVersion:
             yield results
 
     def _stored(self, positions: NDArray[np.int64]) -> dict[int, StoredUtterance]:
-        """Read the items at positions of the index, by position."""
         index = self._index
         stored: dict[int, StoredUtterance] = {}
         shards = index.shard[positions]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache as memoized
@@ -180,16 +180,8 @@ def plan_extraction(
         configs: A version is filled for each. A built config is not built again.
         only: Extract these ids, even if there are older items of them, and no others.
 
-    Raises:
-        ConfigError: The device does not exist, a config does not suit its extractor, or two
-            configs make the same new version.
-        ManifestError: The manifest looks like another corpus, or none of its files is
-            there.
-        MissingDependencyError: The package that fetches files at URLs is not installed.
-        ArgumentError: A version's folder has been renamed, or the cache cannot be
-            written.
-        DamagedError: A version's metadata, or a shard's table, is damaged.
-    """
+    Raises what `featcache.extract` raises; ArgumentError if a version's folder was renamed;
+    DamagedError if a version's metadata, or a shard's table, is damaged."""
     cache = as_location("cache", cache)
     device = Device(options.own_device, options.threads)
     all_built = [
@@ -203,16 +195,7 @@ def plan_extraction(
         )
     if options.source is None:
         require_reading(manifest)
-    new: dict[str, str] = {}
-    for built in all_built:
-        if not open_store(cache / built.folder_name).exists(MARK):
-            # A config that does not suit its extractor is refused before audio is looked at.
-            _ = built.extractor
-            name = built.config.name
-            first = new.setdefault(built.fingerprint, name)
-            if first != name:
-                what = f"{first} and {name} are one version, with the fingerprint"
-                raise ConfigError(f"{what} {built.fingerprint[:12]}: give one of them")
+    _check_new_versions(cache, all_built)
     source = None
     if options.source is not None:
         source = find_source(all_built, options.source, keep_index=not options.dry_run)
@@ -229,6 +212,20 @@ def plan_extraction(
         versions.append(_plan_version(plan, built, rows))
     plan = replace(plan, versions=versions)
     return replace(plan, notes=_notes(plan))
+
+
+def _check_new_versions(cache: Location, configs: Sequence[BuiltConfig]) -> None:
+    """Raise ConfigError if a config does not suit its extractor, before audio is looked at,
+    or two configs make the same version."""
+    name_of: dict[str, str] = {}
+    for built in configs:
+        if not open_store(cache / built.folder_name).exists(MARK):
+            _ = built.extractor
+            name = built.config.name
+            first = name_of.setdefault(built.fingerprint, name)
+            if first != name:
+                what = f"{first} and {name} are one version, with the fingerprint"
+                raise ConfigError(f"{what} {built.fingerprint[:12]}: give one of them")
 
 
 def _rows_of_run(plan: ExtractionPlan, copies: Copies, label_files: str | None) -> _Rows:
@@ -358,20 +355,7 @@ def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
 
 
 def _notes(plan: ExtractionPlan) -> list[str]:
-    notes = []
-    for version in plan.versions:
-        name = version.config.name
-        if version.num_missing:
-            warning = version.built.extractor.chunk_warning(version.config.extractor)
-            if warning is not None:
-                notes.append(f"{name}: {warning}")
-        if version.is_new:
-            notes += new_version_notes(plan.cache, version.info)
-        if version.batching is not None and version.batching.note is not None:
-            notes.append(f"{name}: {version.batching.note}")
-        notes += _suspect_notes(version)
-        if plan.only is None:
-            notes += _replacement_notes(version)
+    notes = [note for version in plan.versions for note in _version_notes(plan, version)]
     if plan.only is not None:
         return notes
     if any(version.is_new for version in plan.versions):
@@ -390,6 +374,21 @@ def _notes(plan: ExtractionPlan) -> list[str]:
         notes += copying_notes(first.manifest)
     num_bytes = sum(version.expected_bytes for version in plan.versions)
     return notes + disk_space_notes(plan.cache, num_bytes)
+
+
+def _version_notes(plan: ExtractionPlan, version: VersionPlan) -> Iterator[str]:
+    name, batching = version.config.name, version.batching
+    if version.num_missing:
+        warning = version.built.extractor.chunk_warning(version.config.extractor)
+        if warning is not None:
+            yield f"{name}: {warning}"
+    if version.is_new:
+        yield from new_version_notes(plan.cache, version.info)
+    if batching is not None and batching.note is not None:
+        yield f"{name}: {batching.note}"
+    yield from _suspect_notes(version)
+    if plan.only is None:
+        yield from _replacement_notes(version)
 
 
 def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
@@ -427,10 +426,10 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
 
 def _suspect_notes(plan: VersionPlan) -> list[str]:
     """Note that rows to be extracted may have crashed an earlier run."""
-    suspects = []
-    if plan.suspects.ids:
-        missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing))
-        suspects = [id_ for id_ in missing if id_ in plan.suspects.ids]
+    if not plan.suspects.ids:
+        return []
+    missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing))
+    suspects = [id_ for id_ in missing if id_ in plan.suspects.ids]
     if not suspects:
         return []
     return [

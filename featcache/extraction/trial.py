@@ -41,20 +41,16 @@ _SLICES = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """The measurements and the estimate for versions that are filled together."""
+    """The measurements and the estimate for versions that are filled together: see docs/json.md."""
 
     versions: list[str]
     elapsed_seconds: float
     audio_seconds: float
-    """Seconds of audio that were extracted in them."""
     failed: int
     times_real_time: float
     expected_seconds: float
-    """The seconds that the whole run would take."""
     at_least: float | None
-    """The seconds at the speed plus its measured error; None if too little was measured."""
     at_most: float | None
-    """The seconds at the speed less that error."""
     device: str
     processes: int
     threads: int
@@ -104,13 +100,7 @@ def _try(
         bytes_per_second = sum(version.info.spec.expected_bytes(1.0) for version in versions)
         num_bytes = min(_MOST_BYTES, disk_usage(folder).free / 4)
         meter = _Meter(seconds_that_fill(num_bytes, bytes_per_second))
-        timer = threading.Timer(_MOST_SECONDS, meter.stop.set)
-        timer.daemon = True
-        timer.start()
-        try:
-            summary = run_extraction(trial, engine, meter.report, meter.stop)
-        finally:
-            timer.cancel()
+        summary = _run(trial, engine, meter)
     audio, elapsed, error = meter.speed(summary)
     speed = audio / elapsed if audio else math.nan
     return Trial(
@@ -126,6 +116,16 @@ def _try(
         processes=summary.processes,
         threads=summary.threads,
     )
+
+
+def _run(trial: ExtractionPlan, engine: Engine, meter: _Meter) -> Summary:
+    timer = threading.Timer(_MOST_SECONDS, meter.stop.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        return run_extraction(trial, engine, meter.report, meter.stop)
+    finally:
+        timer.cancel()
 
 
 @dataclass

@@ -151,22 +151,25 @@ def _read_textgrid(text: str, tier: str | None, channel: int | None) -> _Found:
         raise _damaged(f"its tiers have {sizes} labels, and it says {stated}: was it cut short?")
     if _NEGATIVE.search(text):
         raise _damaged("it has times below 0")
-    chosen = [parsed for parsed in tiers if tier in (None, parsed["name"])]
-    if len(chosen) != 1:
-        names = listing(repr(parsed["name"]) for parsed in tiers) or "none"
-        wanted = "one tier" if tier is None else f"one tier {tier!r}"
-        raise AudioError(
-            Reason.EXTRACTOR_REFUSED, f"it has not {wanted}, but {names}: set params.tier"
-        )
+    chosen = _only_tier(tiers, tier)
     labels = []
-    for *times, label in chosen[0]["entries"]:
+    for *times, label in chosen["entries"]:
         if len(times) == 1 and "item [" in text:
             label = label.replace('""', '"')
         try:
             labels.append((float(times[0]), float(times[-1]), label))
         except ValueError as error:
             raise _damaged(f"the label {label!r} has a damaged time: {error}") from None
-    return labels, float(chosen[0]["xmax"])
+    return labels, float(chosen["xmax"])
+
+
+def _only_tier(tiers: Sequence[dict[str, Any]], name: str | None) -> dict[str, Any]:
+    chosen = [tier for tier in tiers if name in (None, tier["name"])]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = listing(repr(tier["name"]) for tier in tiers) or "none"
+    wanted = "one tier" if name is None else f"one tier {name!r}"
+    raise AudioError(Reason.EXTRACTOR_REFUSED, f"it has not {wanted}, but {names}: set params.tier")
 
 
 def _in_decimals(time: re.Match[str]) -> str:

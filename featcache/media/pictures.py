@@ -205,8 +205,8 @@ def picture_of(title: str, spec: FeatureSpec, item: Any, columns: int, rows: int
         shown = values[:: max(-(-count // columns), 1), :rows]
         shades = (shown * np.int64(SHADES) // np.array(spec.codebook_sizes[:rows])).T
         # of codebooks of several sizes, each has its last code brightest
-        last = {f"{codes - 1:,}" for codes in spec.codebook_sizes}
-        span = ("0", f"{last.pop() if len(last) == 1 else 'last'} code")
+        last, *others = {*spec.codebook_sizes}
+        span = "0", "last code" if others else f"{last - 1:,} code"
         up = Axis("codebook", size, 0, True)
     else:
         pooled = _pool(_pool(values, columns).T, rows)[::-1]
@@ -281,7 +281,8 @@ def _of_pitch(
 def _of_named(title: str, units: dict[str, str], values: NDArray[Any], columns: int) -> Picture:
     """Draw named values, one below another: as bars if all have the same unit."""
     finite = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
-    end, (unit, *others) = max(float(finite.max(initial=0)), 1e-9), {*units.values()}
+    end = max(float(finite.max(initial=0)), 1e-9)
+    unit, *others = {*units.values()}
     shades = np.zeros((len(units) * _LANE_ROWS, columns), np.uint8)
     labels = []
     for lane, (name, value) in enumerate(zip(units, values.tolist(), strict=True)):

@@ -41,8 +41,8 @@ def draw_scatter(scatter: Scatter, title: str, units: tuple[str, str]) -> str:
     """Draw a scatter as dots; marked ones name their utterance."""
     marked = [(x, y) for _, x, y in scatter.marked]
     points = np.array([*scatter.points, *marked] or [(0, 0)], np.float64)
-    (_, low), (right, high) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
-    low = 0 if low > 0 else low  # only levels in dB are below zero
+    right, high = points.max(axis=0).tolist()
+    low = min(0, float(points[:, 1].min()))  # only levels in dB are below zero
     x = Scale(0, right, CARD.left + _INSET, CARD.right - _INSET)
     y = Scale(low, high, CARD.bottom - _INSET, CARD.top + _INSET)
     dots = "".join(f"M{x(one):.1f} {y(other):.1f}h0" for one, other in scatter.points)

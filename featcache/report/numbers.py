@@ -56,29 +56,21 @@ _COPIED += " first_run last_run tags unfinished failed"
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a report shows, but pictures and sound."""
+    """Everything that a report shows, but pictures and sound: see docs/json.md."""
 
     path: str
     largest: str
-    """The path of the version with most utterances, which most fields describe."""
     versions: list[Document]
     durations: Histogram
     manifest: Document | None
     statistics: list[Document]
-    """The versions that give numbers of each utterance: a histogram of each number."""
     levels: Scatter | None
-    """Level against duration, if a version has levels."""
     outliers: list[Document]
     voices: Document | None
-    """The speakers and utterances that a version of vectors compares, if there is one."""
     compared: list[str]
-    """Lines about how the first two versions differ; empty if they are not compared."""
     duplicates: Document
-    """The utterances that were decoded from the same bytes as another."""
     identical_channels: Document
-    """The utterances whose features are equal to another channel's of the file."""
     shown: list[Document]
-    """The utterances whose features are shown: outliers and a sample."""
 
 
 def collect(
@@ -91,17 +83,10 @@ def collect(
     threads: int = 1,
     report: OnShard = no_progress,
 ) -> Report:
-    """Collect the numbers of versions, at least one.
-
-    Args:
-        path: The name of the cache, for people.
-        documents: The versions as `featcache info --json` describes them.
-        caches: The same versions, opened; or the same of a corpus.
-        manifest: The manifest whose columns are summarised, if there is one.
-        compared: Lines about how the first two versions differ, to show them side by side.
-        threads: The number of threads that compute.
-        report: Called twice for each shard.
-    """
+    """Collect the numbers of versions, at least one, or of the same of a corpus.
+    `documents` describe them as `featcache info --json` does, and `path` names the cache.
+    The columns of the manifest, if any, are summarised. Lines in `compared` tell how the
+    first two versions differ. `report` is called twice for each shard."""
     largest = caches[0] if compared else max(caches, key=len)
     described, statistics = [], list[Statistics]()
     voiced: Cache | None = None
@@ -242,7 +227,6 @@ def _sample(cache: Cache) -> Ints | None:
 
 
 def _histograms(of_version: Statistics) -> Document:
-    """Summarise the statistics of a version."""
     histograms = []
     for name, unit in of_version.units.items():
         column = of_version.columns[name]
@@ -289,7 +273,6 @@ def _outliers(
 
 
 def _levels(statistics: Sequence[Statistics], outliers: Sequence[Document]) -> Scatter | None:
-    """Compare levels with durations, and mark the outliers."""
     for of_version in statistics:
         if "level" in of_version.columns:
             cache = of_version.cache

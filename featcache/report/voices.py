@@ -67,17 +67,7 @@ def compare_speakers(
         is_known = places[span] >= 0
         np.add.at(sums, places[span][is_known], vectors[is_known])
     means = _normalised(sums)
-    own, other = np.full((2, len(cache)), np.nan)
-    nearest = np.full(len(cache), -1)
-    for span, vectors in _unit_vectors(cache):
-        rows = np.flatnonzero((places[span] >= 0) & (counts[places[span]] > 1))
-        of_rows, vectors = places[span.start + rows], vectors[rows]
-        rest = _normalised(sums[of_rows] - vectors)
-        cosines = vectors @ means.T
-        cosines[np.arange(len(rows)), of_rows] = -np.inf
-        own[span.start + rows] = (rest * vectors).sum(axis=1)
-        nearest[span.start + rows] = cosines.argmax(axis=1)
-        other[span.start + rows] = cosines.max(axis=1)
+    own, other, nearest = _cosines(cache, places, counts, sums)
     between = means @ means.T
     np.fill_diagonal(between, -np.inf)
     has_own = np.isfinite(own)
@@ -114,6 +104,26 @@ def compare_speakers(
         "confused": confused,
     }
     return margins, document
+
+
+def _cosines(
+    cache: Cache, places: Ints, counts: Ints, sums: Vectors
+) -> tuple[Vectors, Vectors, Ints]:
+    """Compute each vector's cosine with the mean of its speaker's others, its cosine with the
+    nearest mean of another speaker, and that speaker's place, `[utterances]` each."""
+    means = _normalised(sums)
+    own, other = np.full((2, len(cache)), np.nan)
+    nearest = np.full(len(cache), -1)
+    for span, vectors in _unit_vectors(cache):
+        rows = np.flatnonzero((places[span] >= 0) & (counts[places[span]] > 1))
+        of_rows, vectors = places[span.start + rows], vectors[rows]
+        rest = _normalised(sums[of_rows] - vectors)
+        cosines = vectors @ means.T
+        cosines[np.arange(len(rows)), of_rows] = -np.inf
+        own[span.start + rows] = (rest * vectors).sum(axis=1)
+        nearest[span.start + rows] = cosines.argmax(axis=1)
+        other[span.start + rows] = cosines.max(axis=1)
+    return own, other, nearest
 
 
 def nearest_voices(cache: Cache, ids: Sequence[str]) -> list[dict[str, Any]]:

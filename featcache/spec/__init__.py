@@ -170,7 +170,8 @@ class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
     length: _Samples = 0
     """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
     padded_to: _Samples = 0
-    """The number of samples to which shorter clips are padded; 0 if they are not."""
+    """The number of samples to which shorter clips are padded, so that all of these have
+    equally many frames; 0 if they are not."""
 
     kind: ClassVar[Kind] = "frames"
     fewest: ClassVar[int] = 1
@@ -342,6 +343,24 @@ class Track:
         """The number of bytes of one entry."""
         return math.prod(self.item_shape) * np.dtype(stored_name(self.dtype)).itemsize
 
+    def require_sound(self) -> None:
+        """Raise ValueError for an entry, codes or events that cannot be."""
+        num_values = math.prod(self.item_shape)
+        if num_values > _MOST_VALUES:
+            raise ValueError(
+                f"one entry of {self.name} has {num_values:,} values, and may have {_MOST_VALUES:,}"
+            )
+        num_codes = sum(self.codebook_sizes)
+        is_float = numpy_dtype(self.dtype).kind == "f"
+        if num_codes > _MOST_CODES or (num_codes and is_float):
+            raise ValueError(f"codes of {num_codes:,} values, of dtype {self.dtype}")
+        is_pair = (self.dtype, self.item_shape) == (Events.dtype, (2,))
+        if self.axis.has_times and not is_pair:
+            raise ValueError(
+                f"events of {self.name} are {self.dtype} {[*self.item_shape]}, and not a start "
+                f"and an end: {Events.dtype} [2]"
+            )
+
     def num_bytes(self, seconds: float, num_items: int) -> float:
         """Return the bytes that so much audio in so many items gives, about."""
         num_entries = seconds * self.axis.per_second() + num_items * self.axis.per_item()
@@ -366,7 +385,7 @@ class FeatureSpec:
     """The number of frames per second; 0 if the main track is not along time."""
 
     frame_length: _Samples
-    """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
+    """See `Frames.length`."""
 
     sample_rate: Annotated[int, Meta(ge=1, le=10**9)]
     """The sample rate in Hz of the waveforms that `extract` takes."""
@@ -381,8 +400,7 @@ class FeatureSpec:
     """The tracks except the main one."""
 
     padded_to: _Samples = 0
-    """The number of samples to which the extractor pads shorter clips, so that all of these
-    have equally many frames; 0 if it does not."""
+    """See `Frames.padded_to`."""
 
     kind: Kind = "frames"
     """What the main track's entries are along: frames in time, the whole clip, or events."""
@@ -426,22 +444,7 @@ class FeatureSpec:
         if any(track.dtype == BFLOAT16 for track in self.side):
             raise ValueError(f"only features may be {BFLOAT16}, and no side array")
         for track in (self.main, *self.side):
-            num_values = math.prod(track.item_shape)
-            if num_values > _MOST_VALUES:
-                raise ValueError(
-                    f"one entry of {track.name} has {num_values:,} values, and may have "
-                    f"{_MOST_VALUES:,}"
-                )
-            num_codes = sum(track.codebook_sizes)
-            is_float = numpy_dtype(track.dtype).kind == "f"
-            if num_codes > _MOST_CODES or (num_codes and is_float):
-                raise ValueError(f"codes of {num_codes:,} values, of dtype {track.dtype}")
-            is_pair = (track.dtype, track.item_shape) == (Events.dtype, (2,))
-            if track.axis.has_times and not is_pair:
-                raise ValueError(
-                    f"events of {track.name} are {track.dtype} {[*track.item_shape]}, and not a "
-                    f"start and an end: {Events.dtype} [2]"
-                )
+            track.require_sound()
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object that docs/format.md describes. Tracks leave out what they

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
+from featcache.format.shard import Item
 from featcache.loader.cache import Cache
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.manifest.copies import copies_of
@@ -114,6 +115,18 @@ def _padded(spans: Sequence[Span], num_samples: int, pad: float) -> list[Span]:
     return [*zip(starts, ends, strict=True)]
 
 
+def _row(item: Item, number: int, span: Span, rate: int) -> dict[str, Any]:
+    start, end = span
+    return {
+        "id": f"{item.id}-{number}",
+        "path": item.path,
+        "start": round((item.start or 0) + start / rate, 7),
+        "duration": round((end - start) / rate, 7),
+        "channel": item.channel,
+        "utterance": item.id,
+    }
+
+
 def find_speech(
     cache: Cache, rule: SpeechRule
 ) -> tuple[list[dict[str, Any]], AudioLocation | None]:
@@ -143,17 +156,8 @@ def find_speech(
                 what = f"{item.id} has values from {frames.min():g} to {frames.max():g}"
                 raise ArgumentError(f"{where}: {what}, which are no probabilities")
             spans = speech_spans(frames.tolist(), item.num_samples, int(hop), rate, rule)
-            for number, (start, end) in enumerate(spans, 1):
-                row = {
-                    "id": f"{item.id}-{number}",
-                    "path": item.path,
-                    "start": round((item.start or 0) + start / rate, 7),
-                    "duration": round((end - start) / rate, 7),
-                    "channel": item.channel,
-                    "utterance": item.id,
-                }
-                rows.append(row)
-                root_of_row.append(root)
+            rows += [_row(item, number, span, rate) for number, span in enumerate(spans, 1)]
+            root_of_row += [root] * len(spans)
     roots = {*root_of_row} - {None}
     if len(roots) < 2:
         return rows, next(iter(roots), None)

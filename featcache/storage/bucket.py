@@ -17,7 +17,7 @@ import stat
 import tempfile
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain, compress, pairwise
 from pathlib import Path
@@ -362,14 +362,8 @@ class _ObjectFile:
         """See `Opened`. Neighbours are read by one request."""
         require_within(starts, sizes, self.num_bytes, self._place)
         end = self.num_bytes - len(self._end)
-        spans: list[tuple[int, int]] = []
-        for first, last in sorted(
-            (start, start + size) for start, size in zip(starts, sizes, strict=True)
-        ):
-            if first < end and first < last:
-                if spans and first - spans[-1][1] <= _GAP_BYTES:
-                    first, last = spans[-1][0], max(last, spans.pop()[1])
-                spans.append((first, last))
+        wanted = zip(starts, sizes, strict=True)
+        spans = _joined((start, start + size) for start, size in wanted if start < end and size)
         parts = [*self._of_spans(spans), self._end]
         firsts = [*(first for first, _ in spans), end]
         places = [max(0, bisect_right(firsts, start) - 1) for start in starts]
@@ -390,6 +384,17 @@ class _ObjectFile:
         if [len(part) for part in parts] != sizes:
             raise DamagedError(f"{self._place}: damaged: it ends before what is to be read")
         return parts
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sort spans, and join neighbours."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if joined and first - joined[-1][1] <= _GAP_BYTES:
+            first, before = joined.pop()
+            last = max(last, before)
+        joined.append((first, last))
+    return joined
 
 
 @contextmanager

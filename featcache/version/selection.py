@@ -109,17 +109,14 @@ def _named(cache: Location, name: str) -> list[Location]:
     folders, faults = list[str](), dict[str, StoreError]()
     for folder in open_store(cache).names(""):
         try:
-            folders += [folder] if _is_version(cache / folder) else []
+            if _is_version(cache / folder):
+                folders.append(folder)
         except StoreError as error:
             faults[folder] = error
     named = [cache / folder for folder in folders if _name_of(cache / folder) == name]
     if named:
         return named
-    for part in (cache, cache / name):
-        if _is_part(part) and not open_store(part).exists(""):
-            what = "nothing of this part of the corpus is there"
-            raise StoreError(f"{part}: {what}: `featcache extract` with its manifest extracts it")
-    _refuse_corpus(cache)
+    _refuse_unnamed(cache, name)
     for folder, fault in faults.items():
         if folder.startswith(name):  # others have nothing to do with it
             raise fault
@@ -130,6 +127,14 @@ def _named(cache: Location, name: str) -> list[Location]:
     if split_tag(cache / name)[1] is not None:
         hint = ": this takes a version, and no tag"
     raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
+
+
+def _refuse_unnamed(cache: Location, name: str) -> None:
+    for part in (cache, cache / name):
+        if _is_part(part) and not open_store(part).exists(""):
+            what = "nothing of this part of the corpus is there"
+            raise StoreError(f"{part}: {what}: `featcache extract` with its manifest extracts it")
+    _refuse_corpus(cache)
 
 
 def _meant(parent: Location, name: str) -> str:

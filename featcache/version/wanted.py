@@ -298,16 +298,20 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
         ledger = [f"{what}: {count} may be missing, or have failed" for what in ledger]
     if not known and not len(index) and not damaged:
         records.append(f"it holds nothing, and nothing says what it is to hold; {_AGAIN}")
-    manifests = [shard.manifest for shard in index.summaries]
-    gone = sorted({*manifests} - known)
-    if gone and not damaged:  # the damaged sets may be these
-        shards = counted(
-            sum(manifest in gone for manifest in manifests), "shard was", "shards were"
-        )
-        what = f"wanted: {listing(gone)} is gone, of which {shards} made"
-        records.append(f"{what}: what else the manifest wants is not known; {_AGAIN}")
+    if not damaged:  # the damaged sets may be these
+        records += _lost_sets(index, known)
     records += [what.removeprefix(f"{version.path}/") for what in damaged + ledger]
     return [*unfinished, *records]
+
+
+def _lost_sets(index: Index, known: Set[str]) -> list[str]:
+    manifests = [shard.manifest for shard in index.summaries]
+    gone = sorted({*manifests} - known)
+    if not gone:
+        return []
+    shards = counted(sum(manifest in gone for manifest in manifests), "shard was", "shards were")
+    what = f"wanted: {listing(gone)} is gone, of which {shards} made"
+    return [f"{what}: what else the manifest wants is not known; {_AGAIN}"]
 
 
 def forget_rows(version: Version, wanted_ids: Hashes, index: Index) -> None:
