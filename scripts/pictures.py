@@ -31,8 +31,8 @@ LOUD_DB = 40
 
 HEAD = """# Pictures of the packaged configs
 
-To see what a config makes, let `featcache show` draw an utterance. Without options, it draws in the terminal. `--plot`
-draws into a file, and `--wav` writes the features as sound:
+`featcache show` draws an utterance in the terminal. `--plot` draws into a file, and `--wav` writes
+the features as sound:
 
 ```sh
 featcache extract examples/manifest.csv -c fbank80
@@ -41,8 +41,8 @@ featcache show features/fbank80 anna-1 --plot anna-1.svg --wav anna-1.wav
 
 In a notebook, `cache.show("anna-1")` shows the picture and a player.
 
-This page shows `anna-1` of [examples/](../examples/README.md) for each packaged config that needs neither weights nor
-label files. `scripts/pictures.py` makes the page and its pictures.
+This page shows `anna-1` of [examples/](../examples/README.md) for each packaged config without
+weights and label files. `scripts/pictures.py` makes the page and its pictures.
 
 | features | how they are drawn |
 |---|---|
@@ -54,9 +54,9 @@ label files. `scripts/pictures.py` makes the page and its pictures.
 | a vector of named values | bars if all have the same unit, otherwise a table |
 | events, such as words | blocks with their labels; events that overlap are drawn in separate rows |
 
-Bright means high. The darkest shade of spectra is the 2nd percentile of the values, and the brightest the 99.5th.
-Values at the floor of a logarithm, such as digital silence, are left out of these percentiles. The shades of codes go
-from code 0 to the last code of the codebook.
+Bright means high. The shades of spectra go from the 2nd percentile of the values to the 99.5th,
+without values at the floor of a logarithm, such as digital silence. The shades of codes go from
+code 0 to the last code of the codebook.
 
 ## What can be heard
 
@@ -66,14 +66,13 @@ from code 0 to the last code of the codebook.
 | `fbank`, `log_mel` | by Griffin-Lim, see below |
 | MFCC, hidden states, units, vectors, events | featcache refuses: they have no sound |
 
-The decoders are those of EnCodec, DAC, Mimi, SNAC, X-Codec, X-Codec2, NeuCodec, SpeechTokenizer, WavTokenizer, Higgs
-Audio v2, Pocket TTS and VibeVoice. featcache also refuses codes of Qwen3-TTS: only its own package decodes them.
+featcache also refuses codes of Qwen3-TTS: only its own package decodes them.
 
-Griffin-Lim guesses phases, because mel energies hold none. featcache first spreads the mel energies over the spectrum
-by non-negative updates, and then takes 60 steps of the fast variant.
+Griffin-Lim guesses phases, because mel energies hold none. First, non-negative updates spread the
+mel energies over the spectrum. Then follow 60 steps of the fast variant.
 
-**How close is this sound?** For the first 20 sentences of LJSpeech, features were stored as float16, turned into sound,
-and extracted again:
+**How close is this sound?** Features of the first 20 sentences of LJSpeech were stored as float16,
+turned into sound, and extracted again:
 
 | config | difference | loudness | CPU time for a second of audio |
 |---|---|---|---|
@@ -169,7 +168,7 @@ def main():
     rows = "".join(
         f"{line}\n"
         for line in (page.read_text() if page.exists() else "").splitlines()
-        if line.startswith("| `")
+        if re.match(r"\| `.* s \|$", line)
     )
     parts = [HEAD, rows, TAIL]
     for name, what, picture, named in drawn():

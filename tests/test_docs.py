@@ -120,6 +120,15 @@ def test_the_readme_names_the_files_of_a_cache(clone):
         assert entry.name in text_of("README.md")
 
 
+def test_the_page_of_pictures_is_what_its_script_writes():
+    page = text_of("docs/pictures.md")
+    script = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))
+    assert page.startswith(script["HEAD"])
+    measured, tail, _ = page.removeprefix(script["HEAD"]).partition(script["TAIL"])
+    assert tail
+    assert all(row.endswith(" s |") for row in measured.splitlines())
+
+
 def test_examples_are_small_and_are_what_their_names_say():
     files = sorted((ROOT / "examples" / "speech").iterdir())
     assert sum(path.stat().st_size for path in files) < 500_000
