@@ -108,6 +108,17 @@ def test_a_place_where_nothing_can_be_made_is_refused_before_the_work(
     assert "zarr.json" not in said
 
 
+def test_a_current_folder_that_was_removed_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for words in ("ls features", "extract m.csv", "report features", "export --to kaldi a -o b"):
+        said = run_here(*words.split(), code=2)
+        assert (
+            said == "featcache: the current folder has been removed: change to another, with cd\n"
+        )
+
+
 def options_that_count_once():
     """The words of a command that gives an option twice, for each that takes one value."""
     context = click.Context(main)
