@@ -33,7 +33,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class _Command(click.Command):
-    """A command that refuses an option that is given twice: click would take the last."""
+    """A command that refuses an option that is given twice: click would take the last. Its
+    paths are relative to a folder, which may have been removed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
@@ -43,6 +44,14 @@ class _Command(click.Command):
                 if count > 1 and not (is_flag or option.multiple):
                     raise ArgumentError(f"{_name(option)}: it is given twice")
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            what = "the current folder has been removed: change to another, with cd"
+            raise ArgumentError(what) from None
+        return super().invoke(ctx)
 
 
 command = functools.partial(click.command, cls=_Command)

@@ -19,9 +19,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
+from traceback import walk_stack
 from types import FrameType
 
-from featcache.cli.common import MessageFile, printing
+from featcache.cli.common import MessageFile, as_error, print_json, printing
 
 INTERRUPTED = 130
 
@@ -29,10 +30,6 @@ _COLUMNS = 80
 """The columns of a picture where no terminal says how many there are."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_interrupted = threading.Event()
-"""Set once a signal has raised KeyboardInterrupt in a command. Python drops the exception if
-the signal came while a native library was loaded, such as torch's."""
-
 _ENDING = "finishing and committing what is under way (once more to stop at once, and lose it)"
 
 
@@ -127,8 +124,7 @@ def stoppable(
     ending: str = _ENDING,
 ) -> Iterator[threading.Event]:
     """Yield an event that the first signal sets, after printing how the command is
-    `ending`. A second signal calls `at_once`, and ends the process. Raises KeyboardInterrupt
-    if a signal came before, and Python has dropped its exception."""
+    `ending`. A second signal calls `at_once`, and ends the process."""
     stop = stop or threading.Event()
     # not `stop.is_set()`: a second signal may come during `stop.set()`
     signals = count()
@@ -144,19 +140,20 @@ def stoppable(
                 os.write(2, f"interrupted: {ending}\n".encode())
 
     with signals_handled(on_signal):
-        if _interrupted.is_set():
-            raise _Interrupt
         yield stop
 
 
-class _Interrupt(KeyboardInterrupt):
-    """Ends a command. If a plain KeyboardInterrupt ends Python code that a native library runs,
-    `python -m` later ends by SIGINT, whatever the exit code."""
-
-
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    _interrupted.set()
-    raise _Interrupt
+    """Raise KeyboardInterrupt. During an import, end the process: a native library that is
+    being loaded may drop the exception, or abort."""
+    importers = (at.f_code.co_filename for at, _ in walk_stack(frame))
+    if not any(name.startswith("<frozen importlib") for name in importers):
+        raise KeyboardInterrupt
+    with suppress(OSError):
+        os.write(2, b"featcache: interrupted\n")
+        if printing.as_json:
+            print_json(as_error("Interrupted", "interrupted", INTERRUPTED))
+    os._exit(INTERRUPTED)
 
 
 @contextmanager
@@ -166,8 +163,6 @@ def signals_handled(
     """Handle the signals that have Python's own handlers, in the main thread; by default,
     raise KeyboardInterrupt."""
     is_main = threading.current_thread() is threading.main_thread()
-    if handler is _interrupt:
-        _interrupted.clear()
     of_python = (signal.SIG_DFL, signal.default_int_handler, _interrupt)
     handled = [number for number in _SIGNALS if is_main and signal.getsignal(number) in of_python]
     before = {number: signal.signal(number, handler) for number in handled}

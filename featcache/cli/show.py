@@ -108,6 +108,8 @@ def _named_values(shown: Shown) -> Document:
     from featcache.spec import MAIN
 
     units = shown.spec.named_units
+    if not units:
+        return {}
     values = shown.tracks[MAIN]
     return {
         name.replace("_", " "): f"{value:.4g} {unit}".rstrip()

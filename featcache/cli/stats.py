@@ -131,7 +131,7 @@ def _say_features(stats: Stats, output: Path | None, spec: FeatureSpec) -> Docum
     unit = "frame" if is_ragged else "utterance"
     sizes = (stats.group_frames if is_ragged else stats.group_utterances).tolist()
     named = spec.named_units.items()
-    for (name, of), mean, std in zip(named, stats.mean, stats.std, strict=False):
+    for (name, of), mean, std in zip(named, stats.mean.flat, stats.std.flat, strict=False):
         say(f"  {name}: mean {mean:.4g}, standard deviation {std:.4g} {of}".rstrip())
     if not named:
         for name, values in (("means", stats.mean), ("standard deviations", stats.std)):

@@ -435,11 +435,11 @@ def _of_parts(manifest: Any, reading: _Reading) -> Utterances:
     """Read the manifests of a corpus's parts, and find each in the part of its name."""
     caches = (version.cache for version in reading.versions)
     corpora = [cache for cache in caches if isinstance(cache, Corpus)]
-    if len(corpora) < len(reading.versions) or not isinstance(manifest, (str, Path)):
-        raise ArgumentError(
-            "with a corpus, all versions are corpora, and manifest= is the path of "
-            "manifests of parts"
-        )
+    if len(corpora) < len(reading.versions):
+        raise ArgumentError("manifest= with a corpus: all versions must be corpora")
+    if not isinstance(manifest, (str, Path)):
+        remedy = "give one path: of a part's manifest, or a pattern such as 'train-*.csv'"
+        raise ArgumentError(f"manifest is a {type(manifest).__name__}: with a corpus, {remedy}")
     paths = manifests_of_parts([manifest]) or by_part_name([Path(manifest)])
     parts: list[Utterances] = []
     not_selected: ManifestError | None = None

@@ -87,7 +87,7 @@ def read_manifest(
     Raises:
         ManifestError: It cannot be read, fits several formats, or has faults: the message
             lists the first 20.
-        ArgumentError: The manifest is a URL, the root has a secret in it, or no such
+        ArgumentError: The manifest is empty or a URL, the root has a secret in it, or no such
             format exists.
         MissingDependencyError: Parquet needs pyarrow.
     """
@@ -95,6 +95,8 @@ def read_manifest(
     if root is not None and not is_audio_url(str(root)):
         refuse_url("root", root)
     name = str(source)
+    if not name:
+        raise ArgumentError("the manifest's path is empty")
     if "\0" in name:
         raise ManifestError(f"{name!r}: cannot be read: no path has a NUL in it")
     try:
@@ -474,10 +476,16 @@ class Table(Protocol):
     def __getitem__(self, key: Any, /) -> Any: ...
 
 
+def are_paths(values: Sequence[Any]) -> bool:
+    """Tell whether values are paths, one or more."""
+    return len(values) > 0 and all(isinstance(value, str | Path) for value in values)
+
+
 def is_table(manifest: object) -> bool:
-    """Tell whether a manifest is a table in memory, and no path or list of paths."""
-    if isinstance(manifest, Sequence):
-        return len(manifest) > 0 and isinstance(manifest[0], Mapping)
+    """Tell whether a manifest is a table in memory, or nothing that can be read: no path, and
+    no list of paths."""
+    if isinstance(manifest, Sequence) and not isinstance(manifest, str):
+        return not are_paths(manifest)
     return not isinstance(manifest, str | os.PathLike | Manifest)
 
 
@@ -498,6 +506,9 @@ def manifest_of(
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):
         remedy = "give a path, a data frame, an Arrow table or a list of dicts"
         raise ArgumentError(f"manifest is a {kind}: {remedy}")
+    if is_list and are_paths(table):
+        remedy = "give one path; for several parts of a corpus, a pattern such as 'train-*.csv'"
+        raise ArgumentError(f"manifest is a {kind} of paths: {remedy}")
     own_root = os.fspath(root or os.curdir)
     source = Source(f"<{kind}>", audio=audio, carry=carry, given_root=own_root)
     if is_list:

@@ -251,7 +251,7 @@ def _of_curve(title: str, unit: str, values: NDArray[Any], across: Axis, columns
     bars = _pool(values, columns)[:, 0]
     low, high = float(bars.min(initial=0)), float(bars.max(initial=0))
     is_share = not across.is_counted and low == 0 and high <= 1
-    high = 1.0 if is_share else max(high, low + 1e-9)
+    high = 1.0 if is_share or low == high else high
     levels = np.linspace(high, low, _CURVE_ROWS)[:, None]
     is_bar = ((levels > 0) & (levels <= bars)) | ((levels <= 0) & (levels >= bars))
     shades = np.where(is_bar, _BAR_SHADE, 0).astype(np.uint8)
@@ -299,13 +299,13 @@ def _of_events(title: str, events: Sequence[Any], columns: int) -> Picture:
     """Draw events in lanes, so that none covers another, as far as there are lanes."""
     times = np.array([event[:2] for event in events], np.float64).reshape(-1, 2)
     times = np.nan_to_num(times, posinf=0, neginf=0).clip(0)
-    end = float(times.max(initial=0)) or 1.0
-    edges = np.rint(times / end * columns).astype(int)
+    end = float(times.max(initial=0))
+    edges = np.rint(times / (end or 1.0) * columns).astype(int)
     ends = np.zeros(_MOST_LANES)  # of the last event in each lane
     lanes = []
     for number_of, (start, last) in enumerate(times.tolist()):
         lane = int((ends > start).argmin())
-        ends[lane] = last
+        ends[lane] = max(last, np.nextafter(start, np.inf))  # a point covers another
         lanes.append((lane, number_of))
     count = 1 + max((lane for lane, _ in lanes), default=0)
     shades = np.zeros((count * _LANE_ROWS, columns), np.uint8)
@@ -313,6 +313,7 @@ def _of_events(title: str, events: Sequence[Any], columns: int) -> Picture:
     for lane, number_of in lanes:
         text = _one_line(events[number_of].label or "")
         first, last = edges[number_of].tolist()
+        first = min(first, columns - 1)  # a point may be at the end
         shade = _EVENT_SHADES[zlib.crc32(text.encode(errors="replace")) % len(_EVENT_SHADES)]
         top = lane * _LANE_ROWS
         shades[top + 1 : top + _LANE_ROWS - 1, first : max(last, first + 1)] = shade

@@ -15,7 +15,7 @@ import featcache
 from featcache.cli import main
 from featcache.config import load_config
 from featcache.device import Device
-from featcache.errors import ArgumentError, ConfigError, StoreError
+from featcache.errors import ArgumentError, ConfigError, ManifestError, StoreError
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.manifest.read import read_manifest
@@ -106,6 +106,17 @@ def test_a_place_where_nothing_can_be_made_is_refused_before_the_work(
     said = cli.refused(*command.format(**paths, place=f"{folder}/x").split(), code=1)
     assert re.fullmatch(f"featcache: {folder}/x.*: cannot be written: .* {folder}.*\n", said)
     assert "zarr.json" not in said
+
+
+def test_a_current_folder_that_was_removed_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for words in ("ls features", "extract m.csv", "report features", "export --to kaldi a -o b"):
+        said = run_here(*words.split(), code=2)
+        assert (
+            said == "featcache: the current folder has been removed: change to another, with cd\n"
+        )
 
 
 def options_that_count_once():
@@ -303,6 +314,20 @@ def test_numbers_that_are_none_or_that_no_computer_holds(cli, plain, scratch):
         cli("probe", "fbank80", plain.manifest(), "--utterances", 2**63, "-o", scratch / "c").code
         == 0
     )
+
+
+@pytest.mark.parametrize(
+    ("manifest", "what"),
+    [
+        ("", "the manifest's path is empty"),
+        ([], "there are no rows"),
+        ([None], "row 1: is a NoneType, not a dictionary"),
+        (b"a.csv", "manifest is a bytes: give a path, a data frame"),
+    ],
+)
+def test_in_python_a_manifest_is_a_path_or_a_table(scratch, manifest, what):
+    with pytest.raises((ArgumentError, ManifestError), match=what):
+        featcache.extract(manifest, cache=scratch / "c")
 
 
 def test_in_python_a_device_is_a_name_or_torchs_own(plain, scratch):

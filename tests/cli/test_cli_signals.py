@@ -97,7 +97,9 @@ main()
     assert python("-c", code, "ls") == Finished(130, "", "featcache: interrupted\n")
 
 
-@pytest.mark.parametrize("words", ["extract {manifest} -o {out}", "verify {cache}"])
+@pytest.mark.parametrize(
+    "words", ["extract {manifest} -o {out}", "verify {cache}", "stats {cache}", "show {cache} u0"]
+)
 def test_an_interrupt_that_python_drops_in_an_import_ends_the_command(plain, cache, words):
     """As it does while it loads a native library, which takes seconds for torch's."""
     code = """
@@ -105,7 +107,7 @@ import os, signal, sys
 from featcache.cli import main
 class Interrupt:
     def find_spec(self, name, *_):
-        if name in ("torch", "featcache.care.verify"):
+        if name in ("torch", "featcache.care.verify", "featcache.loader.cache"):
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
             except KeyboardInterrupt:

@@ -368,6 +368,13 @@ def test_a_folder_without_features_is_named(cli, tmp_path):
     assert (done.code, "no files .npy or .pt below it" in done.err) == (2, True)
 
 
+def test_one_number_for_each_utterance_is_shown_and_summed(cli, tmp_path):
+    numbers = write_files(tmp_path / "n", {"a": np.float32(1), "b": np.float32(3)})
+    cli("import", numbers, "-o", tmp_path / "c", "--name", "snr", "--made-by", "x").with_code(0)
+    assert "mean         3\n" in cli("show", tmp_path / "c", "b").with_code(0).out
+    assert "dimensions from 2 to 2" in cli("stats", tmp_path / "c").with_code(0).out
+
+
 def test_no_length_is_shown_of_vectors_whose_audio_is_unknown(cli, tmp_path):
     vectors = {f"v{number}": np.full(5, number, np.float32) for number in range(3)}
     source = write_files(tmp_path / "v", vectors)

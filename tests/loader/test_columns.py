@@ -273,6 +273,8 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
     ("options", "error", "what"),
     [
         ({"manifest": 5}, ArgumentError, "manifest is a int: give a path, a data frame"),
+        ({"manifest": ""}, ArgumentError, "the manifest's path is empty"),
+        ({"manifest": ["a.csv"]}, ArgumentError, "manifest is a list of paths: give one path; for"),
         *[
             (
                 {"cache": given},

@@ -231,9 +231,10 @@ def test_caches_beside_a_corpus_come_first(folder, tmp_path):
     ):
         featcache.FeatureDataset({"two": corpus, "one": cache})
     for versions in ({"one": cache, "two": corpus}, {"two": corpus, "one": cache}):
-        what = "with a corpus, all versions are corpora, and manifest= is the path of"
-        with pytest.raises(ArgumentError, match=what):
+        with pytest.raises(ArgumentError, match="with a corpus: all versions must be corpora"):
             featcache.FeatureDataset(versions, tmp_path / "p2.csv")
+    with pytest.raises(ArgumentError, match="manifest is a list: with a corpus, give one path: of"):
+        featcache.FeatureDataset(corpus, [tmp_path / "p2.csv"])
 
 
 def test_the_copies_of_a_corpus_are_rows_with_their_speeds(tmp_path):

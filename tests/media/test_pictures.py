@@ -191,6 +191,21 @@ def test_texts_of_strangers_are_one_short_line():
     assert picture.encode(".png")
 
 
+def test_events_without_durations_are_all_drawn():
+    events = [Event(1, 1, "a"), Event(1, 1, "b"), Event(4, 4, "c")]
+    picture = draw(EVENTS, events)
+    assert (picture.shades[4] > 0).nonzero()[0].tolist() == [30, 119]
+    assert (picture.shades[12] > 0).nonzero()[0].tolist() == [30]
+    for timeless in ([], [Event(0, 0, "a")]):
+        assert draw(EVENTS, timeless).axes()[0] == [], "there is no scale"
+
+
+@pytest.mark.parametrize("vector", [np.zeros(6, np.float32), np.float32(0)])
+def test_a_vector_of_zeros_has_a_scale_from_0_to_1(vector):
+    picture = draw(VECTOR, vector)
+    assert (picture.up.low, picture.up.high) == (0, 1)
+
+
 def test_many_events_at_once_have_as_many_lanes_as_there_are():
     events = [Event(0, 1 + number, str(number)) for number in range(300)]
     assert len(draw(EVENTS, events).shades) == 32 * 8
