@@ -389,7 +389,11 @@ class _Pace:
         if task.is_for_thread:
             return task.result()
         started = perf_counter()
-        made = task.result()
+        if torch.is_inference_mode_enabled():  # which threads do not inherit
+            with torch.inference_mode(False):
+                made = task.result()
+        else:
+            made = task.result()
         if perf_counter() - started < _SHORT:
             self._until_trial = 1
         else:

@@ -397,6 +397,12 @@ class TestEnds:
         if reading == training:
             assert made_here > 90
 
+    def test_validation_may_keep_batches_for_training(self, dataset, monkeypatch):
+        monkeypatch.setattr(data_loader, "_SHORT", 10)  # the loop makes most of them
+        with torch.inference_mode():
+            kept = [*DataLoader(dataset, [[1]] * 20)]
+        assert not any(batch["features"].is_inference() for batch in kept)
+
     def test_two_loops_do_not_disturb_each_other(self, dataset):
         loader = DataLoader(dataset, BATCHES)
         for batch, other, rows in zip(loader, loader, BATCHES, strict=True):
