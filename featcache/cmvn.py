@@ -101,9 +101,8 @@ class Cmvn(nn.Module):
         order = np.argsort(numbers, kind="stable")
         means = _stacked(mean, group_mean, order)
         stds = _stacked(std, group_std, order)
-        if means.shape != stds.shape or not (
-            means.isfinite().all() and stds.isfinite().all() and (stds >= 0).all()
-        ):
+        are_finite = means.isfinite().all() and stds.isfinite().all()
+        if means.shape != stds.shape or not are_finite or (stds < 0).any():
             raise ArgumentError(
                 f"mean is {list(means.shape[1:])} and std {list(stds.shape[1:])}: they must be "
                 "finite and of the same shape, and std must not be negative"
@@ -227,12 +226,7 @@ class Cmvn(nn.Module):
                 f"groups is {described(numbers)}: give {len(features)} names or integers, "
                 "one per row"
             )
-        known = self.group_numbers
-        if not len(known):
-            rows = torch.zeros_like(numbers)
-        else:
-            position = torch.searchsorted(known, numbers).clamp_(max=len(known) - 1)
-            rows = torch.where(known[position] == numbers, position + 1, 0)
+        rows = self._rows_of(numbers)
         mean = self.mean[rows][:, None]
         std = self.std[rows][:, None]
         if self.unknown == "error":
@@ -244,6 +238,14 @@ class Cmvn(nn.Module):
             mean = mean.masked_fill(is_unknown, torch.nan)
             std = std.masked_fill(is_unknown, torch.nan)
         return values, mean, std
+
+    def _rows_of(self, numbers: Tensor) -> Tensor:
+        """Find the rows of groups in `mean` and `std`; 0 for unknown groups."""
+        known = self.group_numbers
+        if not len(known):
+            return torch.zeros_like(numbers)
+        position = torch.searchsorted(known, numbers).clamp_(max=len(known) - 1)
+        return torch.where(known[position] == numbers, position + 1, 0)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
         for name, buffer in self._buffers.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -325,11 +325,7 @@ def config_from(
     if file is not None and file.augment is not None:
         faults += _faults_of_copies(file.augment, file.audio)
     if faults or file is None or extractor is None or params is None:
-        faults = list(dict.fromkeys(faults))
-        if len(faults) > 1:
-            faults.insert(0, f"{len(faults)} errors")
-        listed = "\n  ".join(faults)
-        raise ConfigError(f"config {source}: {listed}")
+        raise ConfigError(f"config {source}: {_listed(faults)}")
     with _about(source), blamed_on(extractor):  # weights decide the dtype of some extractors
         dtype = file.store.dtype or extractor.stored_dtype(params)
     return Config(
@@ -343,6 +339,13 @@ def config_from(
         "" if source == _NAMELESS else source,
         is_recorded,
     )
+
+
+def _listed(faults: Iterable[str]) -> str:
+    lines = list(dict.fromkeys(faults))
+    if len(lines) > 1:
+        lines.insert(0, f"{len(lines)} errors")
+    return "\n  ".join(lines)
 
 
 def _validated(

@@ -323,10 +323,10 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
             f"{model}: {_route(model)} does not answer as a hub does ({reason}): check "
             "HF_ENDPOINT, and what stands between this machine and the network"
         )
-    if isinstance(error, OSError) and (
-        error.errno in _FULL or (error.errno in _CLOSED and error.filename)
-    ):
-        return _cannot_be_kept(model, str(error.strerror))
+    if isinstance(error, OSError):
+        is_closed = error.errno in _CLOSED and error.filename
+        if error.errno in _FULL or is_closed:
+            return _cannot_be_kept(model, str(error.strerror))
     return None
 
 
