@@ -144,7 +144,10 @@ def _say_features(stats: Stats, output: Path | None, spec: FeatureSpec) -> Docum
             f"{counted(count, unit)} ({stats.groups[sizes.index(count)]})"
             for count in (min(sizes), max(sizes))
         ]
-        say(f"  {counted(len(sizes), 'group')} by {stats.by}, from {' to '.join(ends)}")
+        span = f"from {' to '.join(ends)}"
+        if min(sizes) == max(sizes):
+            span = f"each of {counted(sizes[0], unit)}"
+        say(f"  {counted(len(sizes), 'group')} by {stats.by}, {span}")
         if not is_ragged:
             for name, size, mean in zip(stats.groups, sizes, stats.group_mean, strict=True):
                 shown = [f"{value:.4g}" for value in mean.ravel().tolist()]

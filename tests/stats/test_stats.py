@@ -365,7 +365,7 @@ def test_the_command_says_what_there_is_and_keeps_it_or_why_not(cli, scratch):
 
     one = manifest_of(scratch, [(next(iter(features)), "anna")])
     printed = cli("stats", scratch / "cache", "--manifest", one, "--by", "speaker").out
-    assert "1 group by speaker" in printed
+    assert f"1 group by speaker, each of {len(features['utt-0'])} frame" in printed
 
     strangers = manifest_of(scratch, [("nobody", "x")])
     for refused, code in (
