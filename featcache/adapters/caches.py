@@ -22,6 +22,8 @@ except ImportError as error:
 
 _open_caches: dict[str, Cache] = {}
 
+_TRACK = "#track="
+
 
 def dataset_of(source: Cache | FeatureDataset) -> FeatureDataset:
     """Return a dataset itself, or the dataset of all utterances of a cache."""
@@ -68,10 +70,14 @@ def require_same(
 
 
 def folder_of(cache: Cache) -> str:
-    """Return a version's folder, with `@` and its tag if it has one, as `open` takes it."""
+    """Return a version's folder, with `@` and its tag if it has one, as `open` takes it. For
+    another track than the main one, the track's name follows."""
+    folder = str(cache.version.path)
     if cache.version.tag:
-        return f"{cache.version.path}@{cache.version.tag}"
-    return str(cache.version.path)
+        folder += f"@{cache.version.tag}"
+    if cache._track_of is not None:
+        folder += f"{_TRACK}{cache.track_name}"
+    return folder
 
 
 def remember(cache: Cache) -> str:
@@ -85,7 +91,9 @@ def cache_of(folder: str | Path) -> Cache:
     """Return the cache that was last remembered for a `folder_of`, or open and keep it."""
     folder = str(folder)
     if folder not in _open_caches:
-        _open_caches[folder] = open(folder)
+        version, _, track = folder.partition(_TRACK)
+        cache = open(version)
+        _open_caches[folder] = cache.track(track) if track else cache
     return _open_caches[folder]
 
 

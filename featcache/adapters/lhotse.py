@@ -34,7 +34,7 @@ except ImportError as error:
 @register_reader
 class Reader(FeaturesReader):  # type: ignore[misc]
     """Lhotse's reader of a version's features and arrays; Lhotse makes one for each array,
-    with the version's folder, and `@` and a tag if it has one.
+    with the version's folder, and its tag and its track if it has them.
 
     The id alone decides: if an utterance is extracted again, from another file, saved cuts
     read its new features."""

@@ -27,6 +27,9 @@ class TrackShards(Shards):
     def _open(self, number: int) -> NDArray[Any]:
         return self._open_side(self._name, self._shard(number), check=False).entries
 
+    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
+        out[...] = frames
+
     def load_checked(self, position: int, frames: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
         """Copy an utterance's entries, after comparing the shard's array with its checksum."""
         number = int(self.index.shard[position])

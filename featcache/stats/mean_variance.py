@@ -199,8 +199,11 @@ def moments(
             sums.add(pieces.groups, piece_sums)
             squares.add(pieces.groups, piece_squares)
 
-    chosen.for_each(add, threads, report)
     frames, utterances = chosen.frames_and_utterances()
+    if not frames.all():
+        group = chosen.names[int(frames.argmin())]
+        raise StoreError(f"{path}: no utterance of the group {group!r} has frames")
+    chosen.for_each(add, threads, report)
     mean, variance = _finish(sums, squares, frames, shift)
     mean = mean.reshape(-1, *spec.item_shape)
     variance = variance.reshape(-1, *spec.item_shape)
@@ -233,7 +236,7 @@ def _shift(chosen: Selection) -> Array:
     for number, (part, positions, _) in enumerate(chosen):
         index = part.index
         selected = np.zeros(len(index), bool)
-        selected[positions] = True
+        selected[positions] = part.lengths[positions] > 0
         for place in np.flatnonzero(selected[index.by_hash])[:_SHIFT_UTTERANCES].tolist():
             candidates.append((int(index.id_hash[place]), number, int(index.by_hash[place])))
     candidates.sort(key=lambda candidate: candidate[:2])

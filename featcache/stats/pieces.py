@@ -21,7 +21,7 @@ from featcache.loader.utterances import find_utterances, versions_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
-from featcache.spec import Ints
+from featcache.spec import MAIN, Ints
 
 PIECE_FRAMES = 256
 
@@ -108,7 +108,8 @@ def select(
 ) -> Selection:
     """Select the utterances of a manifest, those at some positions, or all of a cache; in
     groups by a column of the manifest, or in a single group. Raises as `moments` does."""
-    if isinstance(cache, Corpus) and (manifest is not None or by is not None):
+    corpus, track = cache._track_of or (cache, MAIN)
+    if isinstance(corpus, Corpus) and (manifest is not None or by is not None):
         what = "statistics of a corpus are of all its utterances"
         raise ArgumentError(f"{what}: for a manifest, name one of its parts")
     if isinstance(manifest, np.ndarray):
@@ -117,12 +118,13 @@ def select(
         chosen = _of_manifest(cache, manifest, by)
     elif by is not None:
         raise ManifestError(f"to group by {by!r} takes a manifest with that column")
-    elif isinstance(cache, Corpus):
-        chosen = Selection([part for part in map(cache.part, cache.parts) if len(part)])
+    elif isinstance(corpus, Corpus):
+        parts = map(corpus.part, corpus.parts)
+        chosen = Selection([part.track(track) for part in parts if len(part)])
     else:
         chosen = Selection([cache])
-    if not any(len(positions) for _, positions, _ in chosen):
-        raise StoreError(f"{cache.version.path}: holds no utterances")
+    if not any(part.lengths[positions].any() for part, positions, _ in chosen):
+        raise StoreError(f"{cache.version.path}: holds no utterances with frames")
     return chosen
 
 
@@ -156,6 +158,10 @@ def pieces_by_shard(cache: Cache, positions: Ints, groups: Ints) -> Iterator[Sha
     """Cut the utterances into pieces, shard by shard, in portions of about a million values."""
     index = cache.index
     max_frames = max(_VALUES_AT_ONCE // math.prod(cache.spec.item_shape), PIECE_FRAMES)
+    with_frames = index.num_frames[positions] > 0  # in a track, some may have none
+    positions, groups = positions[with_frames], groups[with_frames]
+    if not len(positions):
+        return
     shard, first = index.shard[positions], index.first_frame[positions]
     order = np.lexsort((first, shard))
     numbers, bounds = np.unique(shard[order], return_index=True)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache.errors import ArgumentError, MissingItemError
 from featcache.export.huggingface import as_arrow
-from featcache.spec import Clip
+from featcache.spec import Clip, Frames, Track
 
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")
@@ -282,6 +282,24 @@ class TestSaved:
             print(datasets.load_from_disk(sys.argv[1])[0]["features"].tobytes().hex())
         """
         assert run_script(cli, code, tmp_path / "saved") == f"{then[0].tobytes().hex()}\n"
+
+    def test_rows_of_a_track_are_read_from_it_also_in_another_process(self, cli, tmp_path):
+        slow = Track("slow", (2,), "float32", "every third frame", Frames(100 / 3))
+        main = made_cache(tmp_path / "cache", make_features(4), side=(slow,))
+        track = main.track("slow")
+        rows = to_hf(featcache.FeatureDataset({"main": main, "slow": track}))
+        assert to_hf(main)._fingerprint != to_hf(track)._fingerprint
+        rows.save_to_disk(tmp_path / "saved")
+        for row in rows:
+            assert np.array_equal(row["main"], main[row["id"]])
+            assert np.array_equal(row["slow"], track[row["id"]])
+        code = """
+            import sys
+            import datasets
+            import featcache.adapters.huggingface
+            print(datasets.load_from_disk(sys.argv[1])[0]["slow"].tobytes().hex())
+        """
+        assert run_script(cli, code, tmp_path / "saved") == f"{track[0].tobytes().hex()}\n"
 
 
 class TestCopy:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import ArgumentError, MissingItemError, StoreError
-from featcache.spec import Clip
+from featcache.spec import Clip, Frames, Track
 
 lhotse = pytest.importorskip("lhotse")
 
@@ -92,6 +92,13 @@ class TestCuts:
         expected, _ = made.cache("codec").batch([cut.id for cut in some], padding_value=1024)
         assert torch.equal(padded.long(), expected.long())
         assert lengths.tolist() == [len(made.codes[cut.id]) for cut in some]
+
+    def test_have_the_arrays_of_other_tracks(self, tmp_path):
+        slow = Track("slow", (2,), "float32", "every third frame", Frames(100 / 3))
+        main = made_cache(tmp_path, make_features(9), side=(slow,))
+        for cut in cuts(featcache.FeatureDataset({"main": main, "slow": main.track("slow")})):
+            assert np.array_equal(cut.load_features(), main[cut.id])
+            assert np.array_equal(cut.load_slow(), main.track("slow")[cut.id])
 
     def test_are_made_anew_each_time_and_alike(self, made):
         cut_set = cuts(made.both())

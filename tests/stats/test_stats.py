@@ -22,9 +22,12 @@ from featcache.errors import (
     StoreError,
 )
 from featcache.loader.cache import Cache
+from featcache.spec import Frames, Track
 from featcache.stats import Stats, moments, usage
 from featcache.stats.mean_variance import LOWEST, ExactSums, in_units
 from featcache.stats.pieces import PIECE_FRAMES
+from featcache.version.corpus import Part, PartVersion, put_part, record_version
+from featcache.version.indexing import open_index
 
 
 def exact(frames):
@@ -169,6 +172,34 @@ def test_what_was_extracted_again_counts_once(tmp_path):
     add_shard(version, new, row=0, generation=2)
     stats = moments(Cache(version))
     check((stats.mean, stats.variance), {**old, **new}.values())
+
+
+SLOW = Track("slow", (2,), "float32", "every third frame", Frames(100 / 3))
+
+
+def test_a_track_counts_its_own_entries(tmp_path):
+    """Also if its entries are smaller than those of the main track, and fewer or none."""
+    features = make_features(9, (4,), "float32", max_frames=60)
+    track = made_cache(tmp_path / "cache", features, side=(SLOW,)).track("slow")
+    entries = np.concatenate([*track.values()]).astype(np.float64)
+    stats = moments(track)
+    assert stats.frames == len(entries)
+    np.testing.assert_allclose(stats.mean, entries.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(stats.variance, entries.var(0), rtol=1e-12)
+    rows = [(id_, "all" if len(entries) else "none") for id_, entries in track.items()]
+    with pytest.raises(StoreError, match="no utterance of the group 'none' has frames"):
+        moments(track, manifest_of(tmp_path, rows), by="speaker")
+
+
+def test_a_track_of_a_corpus_counts_the_entries_of_all_parts(tmp_path):
+    for seed, name in enumerate("ab"):
+        features = make_features(9, (4,), "float32", seed=seed, prefix=name)
+        version = make_version(tmp_path / name, features, side=(SLOW,))
+        put_part(tmp_path, Part(name, f"/manifests/{name}.csv"))
+        record_version(version, PartVersion.of(version, open_index(version)))
+    track = featcache.open(tmp_path).track("slow")
+    entries = np.concatenate([*track.values()]).astype(np.float64)
+    np.testing.assert_allclose(moments(track).mean, entries.mean(0), rtol=1e-12)
 
 
 @pytest.mark.parametrize(("utterances", "item_shape"), [(20, (6,)), (3, (300,)), (20, (2, 3))])
