@@ -49,13 +49,13 @@ _RATE = 16000
 )
 @click.option(
     "--codebook-size",
-    type=click.IntRange(1),
+    type=options.WholeNumber(1),
     metavar="N",
     help="For codes only: the number of codewords of each codebook.",
 )
 @click.option(
     "--sample-rate",
-    type=click.IntRange(1),
+    type=options.WholeNumber(1),
     metavar="HZ",
     help="The sample rate of the audio.  [default: Lhotse's, otherwise 16000]",
 )

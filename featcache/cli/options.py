@@ -57,6 +57,18 @@ class _Command(click.Command):
 command = functools.partial(click.command, cls=_Command)
 
 
+class WholeNumber(click.IntRange):
+    """A whole number, in the words of errors."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number, in the words of errors."""
+
+    name = "number"
+
+
 class _LocalPath(click.Path):
     """A path, which may begin with `~/`, and is neither empty (as an unset variable of the
     shell would make it) nor a URL; nor `-`, unless `allow_dash` is set."""
@@ -186,7 +198,7 @@ def number(name: str, meaning: str, default: int | None = None) -> Decorator:
     """Make an option that takes a whole number: at least 1, or 0 if that is the default."""
     return click.option(
         name,
-        type=click.IntRange(min=0 if default == 0 else 1),
+        type=WholeNumber(min=0 if default == 0 else 1),
         default=default,
         show_default=True,
         metavar="N",
@@ -214,7 +226,7 @@ _OF_CONFIGS = (
 config = functools.partial(click.option, "-c", "--config", type=CONFIG, metavar="CONFIG")
 manifest = functools.partial(click.option, "--manifest", type=TEXT, metavar="MANIFEST")
 threads = functools.partial(
-    click.option, "--threads", type=click.IntRange(1, MOST_THREADS), metavar="N"
+    click.option, "--threads", type=WholeNumber(1, MOST_THREADS), metavar="N"
 )
 extraction_threads = threads(
     help="Threads for decoding, computing and writing together.  [default: every core; on the "

@@ -199,7 +199,7 @@ def _say_codes(usage: Usage) -> Document:
 @click.option(
     "-k",
     "k",
-    type=click.IntRange(min=1),
+    type=options.WholeNumber(min=1),
     required=True,
     metavar="K",
     help="The number of units (centroids).",
@@ -210,7 +210,7 @@ def _say_codes(usage: Usage) -> Document:
 @options.force
 @click.option(
     "--seed",
-    type=click.IntRange(min=0),
+    type=options.WholeNumber(min=0),
     default=0,
     show_default=True,
     metavar="N",

@@ -16,7 +16,7 @@ from featcache.storage.location import Location
 def _seconds(name: str, default: float | None, meaning: str) -> options.Decorator:
     return click.option(
         name,
-        type=click.FloatRange(min=0),
+        type=options.Number(min=0),
         default=default,
         show_default=default is not None,
         metavar="SECONDS",
@@ -29,7 +29,7 @@ def _seconds(name: str, default: float | None, meaning: str) -> options.Decorato
 @options.output_file(help="The manifest to write: .csv, .jsonl or .parquet.", required=True)
 @click.option(
     "--threshold",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=options.Number(0, 1, min_open=True),
     default=0.5,
     show_default=True,
     metavar="P",

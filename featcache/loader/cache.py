@@ -251,7 +251,9 @@ class Cache:
         frames = self._shards.utterance(position)
         first, count = 0, len(frames)
         if start is not None or duration is not None:
-            (first,), (count,) = axis.span(np.array([count]), start or 0, duration)
+            (first,), (count,) = axis.span(
+                np.array([count]), start or 0, duration, lambda _: self.ids[position]
+            )
         codebooks = check_codebooks(self.spec, codebooks)
         is_checked = self.check if check is None else check
         is_dequantized = self.spec.is_quantized and not raw
@@ -323,7 +325,12 @@ class Cache:
             return batch, batch.lengths
         firsts, counts = np.zeros(len(positions), np.int64), self.index.num_frames[positions]
         if start is not None or duration is not None:
-            firsts, counts = self.spec.axis.span(counts, 0 if start is None else start, duration)
+            firsts, counts = self.spec.axis.span(
+                counts,
+                0 if start is None else start,
+                duration,
+                lambda number: self.ids[positions[number]],
+            )
         spans = Spans(positions, firsts, counts)
         features = self.gather(
             spans, codebooks=codebooks, padding_value=padding, out=out, raw=raw, check=check

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -132,7 +133,11 @@ class _Axis(Struct, frozen=True):
         return num_entries >= self.fewest
 
     def span(
-        self, lengths: Ints, start: ArrayLike, duration: ArrayLike | None
+        self,
+        lengths: Ints,
+        start: ArrayLike,
+        duration: ArrayLike | None,
+        id_of: Callable[[int], str] = "number {}".format,
     ) -> tuple[Ints, Ints]:
         """Return the first entry and the number of entries of a span of time in each
         utterance, int64 `[n]` each: all of them, if entries are not along time.
@@ -142,6 +147,7 @@ class _Axis(Struct, frozen=True):
             start: Where the spans begin, in seconds: one number, or one for each utterance.
             duration: How long they are, in seconds, in the same form. None for all that
                 follows.
+            id_of: Returns the id of an utterance by its number, for errors.
 
         Raises:
             ArgumentError: A span is negative, not a number, or begins where its utterance
@@ -198,7 +204,11 @@ class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
         return is_near
 
     def span(
-        self, lengths: Ints, start: ArrayLike, duration: ArrayLike | None
+        self,
+        lengths: Ints,
+        start: ArrayLike,
+        duration: ArrayLike | None,
+        id_of: Callable[[int], str] = "number {}".format,
     ) -> tuple[Ints, Ints]:
         """Return the first frame and the number of frames of a span of time in each
         utterance; see the base. A span begins within half a frame of the same time at
@@ -208,7 +218,7 @@ class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
         late = np.flatnonzero(starts * self.rate >= lengths)
         if len(late):
             spans = [
-                f"{starts[i]:g} s of {lengths[i] / self.rate:g} s (number {i})"
+                f"{starts[i]:g} s of {lengths[i] / self.rate:g} s ({id_of(i)})"
                 for i in late.tolist()
             ]
             raise ArgumentError(

@@ -123,9 +123,11 @@ def _named(cache: Location, name: str) -> list[Location]:
     hint = _meant(cache, name)
     if folders:
         names = [_name_of(cache / folder) for folder in folders]
-        hint = f"{did_you_mean(name, [*names, *folders])}; {cache} holds {listing(folders)}"
+        hint = did_you_mean(name, [*names, *folders])
     if split_tag(cache / name)[1] is not None:
         hint = ": this takes a version, and no tag"
+    if folders:
+        hint += f"; {cache} holds {listing(folders)}"
     raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
 
 

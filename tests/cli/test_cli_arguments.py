@@ -302,6 +302,12 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(cli, scratch, 
     )
 
 
+def test_an_option_in_the_place_of_a_number_is_no_number():
+    for option, words in {"--values": "diff a b --values", "--pad": "vad a -o b --pad"}.items():
+        said = run_here(*words.split(), option, code=2)
+        assert re.search(rf"'{option}': '{option}' is not a valid (whole )?number\.\n$", said)
+
+
 def test_numbers_that_are_none_or_that_no_computer_holds(cli, plain, scratch):
     said = cli.refused("extract", plain.manifest(), "-o", scratch / "c", "--threads", 2**63)
     assert f"{2**63} is not in the range 1<=x<=4096" in said

@@ -97,11 +97,11 @@ class TestSeconds:
         [
             (
                 {"start": 3.0},
-                r"start lies beyond the end of 2 of 2 utterances: 3 s of 3 s \(number 0\), 3 s of 0.3 s",
+                r"start lies beyond the end of 2 of 2 utterances: 3 s of 3 s \(utt-0\), 3 s of 0.3 s",
             ),
             (
                 {"start": [0.0, 0.5]},
-                r"start lies beyond the end of 1 of 2 utterances: 0.5 s of 0.3 s \(number 1\)",
+                r"start lies beyond the end of 1 of 2 utterances: 0.5 s of 0.3 s \(utt-2\)",
             ),
             ({"start": -1}, r"start is -1: it must be seconds, 0 or more"),
             ({"duration": float("nan")}, "duration is nan"),
