@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
-from featcache.format.shard import Item
 from featcache.loader.cache import Cache
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.manifest.copies import copies_of
+from featcache.manifest.segments import Utterance
 from featcache.version.join import by_shard
 from featcache.version.records import root_of
 
@@ -115,7 +115,7 @@ def _padded(spans: Sequence[Span], num_samples: int, pad: float) -> list[Span]:
     return [*zip(starts, ends, strict=True)]
 
 
-def _row(item: Item, number: int, span: Span, rate: int) -> dict[str, Any]:
+def _row(item: Utterance, number: int, span: Span, rate: int) -> dict[str, Any]:
     start, end = span
     return {
         "id": f"{item.id}-{number}",
