@@ -376,12 +376,16 @@ class _Pace:
         self._for_threads: float = math.inf if is_fixed else 0
         """The number of batches that threads make before the next trial."""
         self._until_trial = 1
+        self._are_short = False
+        """True if the latest batch that the iteration made was short."""
 
     def start(self, make: Callable[[], list[Any]], threads: Threads) -> Task[list[Any]]:
         """Let a thread make a batch, or leave it to `result`."""
         if self._for_threads or self.trained > _SHORT / 4:
             self._for_threads = max(0, self._for_threads - 1)
             return threads.start(make)
+        if not self._are_short:  # threads make the next batches until this one is known
+            self._for_threads = self._until_trial
         return Task(make)
 
     def result(self, task: Task[list[Any]]) -> list[Any]:
@@ -394,8 +398,9 @@ class _Pace:
                 made = task.result()
         else:
             made = task.result()
-        if perf_counter() - started < _SHORT:
-            self._until_trial = 1
+        self._are_short = perf_counter() - started < _SHORT
+        if self._are_short:
+            self._for_threads, self._until_trial = 0, 1
         else:
             self._for_threads = self._until_trial
             self._until_trial = min(2 * self._until_trial, _MOST_UNTIL_TRIAL)

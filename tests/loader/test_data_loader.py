@@ -370,7 +370,7 @@ class TestEnds:
 
     @pytest.mark.parametrize(
         ("reading", "training", "most_made_here"),
-        [(0, 0, 100), (0, 0.04, 0), (0.04, 0, 20)],
+        [(0, 0, 100), (0, 0.04, 0), (0.04, 0, 6)],
         ids=["reading only", "training", "long batches"],
     )
     def test_only_a_loop_that_waits_for_short_batches_makes_them_itself(
@@ -389,13 +389,14 @@ class TestEnds:
 
         read = dataset.batch_in
         monkeypatch.setattr(dataset, "batch_in", batch_in)
-        for batch, same in zip(DataLoader(dataset, batches), expected, strict=True):
+        loader = DataLoader(dataset, batches, prefetch=8)
+        for batch, same in zip(loader, expected, strict=True):
             assert_same(batch, same)
             time.sleep(training)
         made_here = sum(maker is threading.current_thread() for maker in makers)
         assert made_here <= most_made_here
         if reading == training:
-            assert made_here > 90
+            assert made_here > 80
 
     def test_validation_may_keep_batches_for_training(self, dataset, monkeypatch):
         monkeypatch.setattr(data_loader, "_SHORT", 10)  # the loop makes most of them
