@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,9 +166,14 @@ def extract(
     for unknown in sorted(reading.keys() - _READING):
         meant, known = did_you_mean(unknown, _READING), listing(_READING, len(_READING))
         raise ArgumentError(f"reading: there is no {unknown}{meant}: give {known}")
-    if isinstance(configs, str | Path | Config):
-        configs = [configs]
-    loaded = [config for source in configs for config in as_configs(source, set)]
+    sources: list[Any] = [configs]
+    if isinstance(configs, Iterable) and not isinstance(configs, str | Path | Config):
+        sources = [*configs]
+    for source in sources:
+        if not isinstance(source, str | Path | Config):
+            remedy = "give names or paths of configs, or Config objects"
+            raise ArgumentError(f"configs: {source!r} is a {type(source).__name__}: {remedy}")
+    loaded = [config for source in sources for config in as_configs(source, set)]
     if not loaded:
         raise ArgumentError("configs: give one at least")
     resolved = [config.resolved() for config in loaded]

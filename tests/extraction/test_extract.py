@@ -132,6 +132,9 @@ def test_configs_that_lack_different_rows_are_filled_each_and_two_of_one_name_ar
 def test_what_a_call_is_given_of_another_type_is_named(plain, scratch):
     with pytest.raises(ArgumentError, match="configs: give one at least"):
         featcache.extract(plain.manifest(), [], scratch)
+    for configs in (None, 3, ["fbank80", None]):
+        with pytest.raises(ArgumentError, match=r"configs: (None|3) is a \w+: give names"):
+            featcache.extract(plain.manifest(), configs, scratch)
     with pytest.raises(ArgumentError, match="source: 3 is neither a path nor a URL"):
         featcache.Options(source=3)
 
