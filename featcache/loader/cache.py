@@ -251,9 +251,7 @@ class Cache:
         frames = self._shards.utterance(position)
         first, count = 0, len(frames)
         if start is not None or duration is not None:
-            (first,), (count,) = axis.span(
-                np.array([count]), start or 0, duration, lambda _: self.ids[position]
-            )
+            (first,), (count,) = self._spans(np.array([position]), start, duration)
         codebooks = check_codebooks(self.spec, codebooks)
         is_checked = self.check if check is None else check
         is_dequantized = self.spec.is_quantized and not raw
@@ -323,19 +321,21 @@ class Cache:
         if self.spec.axis.has_times:
             batch: Any = self.event_reader(check).batch(positions, start, duration, tensor_of)
             return batch, batch.lengths
-        firsts, counts = np.zeros(len(positions), np.int64), self.index.num_frames[positions]
-        if start is not None or duration is not None:
-            firsts, counts = self.spec.axis.span(
-                counts,
-                0 if start is None else start,
-                duration,
-                lambda number: self.ids[positions[number]],
-            )
+        firsts, counts = self._spans(positions, start, duration)
         spans = Spans(positions, firsts, counts)
         features = self.gather(
             spans, codebooks=codebooks, padding_value=padding, out=out, raw=raw, check=check
         )
         return features, tensor_of(counts) if self.spec.axis.is_ragged else None
+
+    def _spans(
+        self, positions: Ints, start: ArrayLike | None, duration: ArrayLike | None
+    ) -> tuple[Ints, Ints]:
+        counts = self.index.num_frames[positions]
+        if start is None and duration is None:
+            return np.zeros_like(counts), counts
+        start = 0 if start is None else start
+        return self.spec.axis.span(counts, start, duration, lambda at: self.ids[positions[at]])
 
     def event_reader(self, check: bool | None = None) -> EventReader:
         """Return the reader of a version whose utterances are events."""

@@ -156,11 +156,8 @@ class Shards:
         places = zip(shards, firsts, ends, strict=True)
         slices = [features[number][first:end] for number, first, end in places]
         if sum(map(len, slices)) < sum(ends) - sum(firsts):
-            number, end = next(
-                (number, end)
-                for number, end in zip(shards, ends, strict=True)
-                if end > len(features[number])
-            )
+            places = zip(shards, firsts, ends, strict=True)
+            number, _, end = next(place for place in places if place[2] > len(features[place[0]]))
             shard = self._shard(number)
             raise DamagedError(
                 f"{shard.folder}: damaged: it ends before frame {end}", shard.store.location

@@ -50,8 +50,7 @@ class Url(str):
 
 
 class LocalFile(str):
-    """The path of a file of this machine. To make a `Path` of each would take longer than to
-    open the file."""
+    """The path of a file of this machine: text, as making a `Path` takes longer than opening."""
 
     __slots__ = ()
 
