@@ -289,6 +289,7 @@ def fill_rows(rows: Any, waveforms: Sequence[Any]) -> list[int]:
 
 
 def _has_gpu_driver() -> bool:
+    """Tell whether there is a driver, without which torch sees no GPU."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -43,8 +43,10 @@ class Copied:
     copied: int = 0
     there: int = 0
     others: int = 0
+    """The number of shards of the copy that the version does not have; they stay."""
     num_bytes: int = 0
     records: int = 0
+    """The number of other files that were copied: wanted sets, records and the index."""
     diverged: int = 0
     problems: list[Problem] = field(default_factory=list)
     interrupted: bool = False

@@ -82,6 +82,8 @@ class Measured:
     codes, or for float features of frames."""
 
     policy: str
+    """`single`, `equal_length` or `padded`; if the extractor takes no rows, `single` or
+    its own `batching`."""
     precision: str
     is_declared: bool
     error: str | None = None
@@ -97,6 +99,7 @@ class Measured:
     first: int = 0
     last: int = 0
     repeatable: bool | None = None
+    """True if every bit stayed the same with other neighbours; None for utterances alone."""
     times_real_time: float = 0.0
 
 
@@ -135,6 +138,7 @@ class Probe:
     frames: int
     spec: FeatureSpec
     rounding: dict[str, float]
+    """The largest change of a frame by rounding; empty if no bit may differ."""
     measured: list[Measured]
     chunks: Chunks | None
 

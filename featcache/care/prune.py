@@ -56,9 +56,12 @@ class PrunePlan:
     path: str
     removed: tuple[str, ...] = ()
     rewritten: tuple[str, ...] = ()
+    """The names of the shards whose needed items are written to another."""
     older: int = 0
     unwanted: int = 0
     bound: int = 0
+    """The number of other items that stay because a tag names their shard, or a shard
+    with an older item of theirs."""
     tags: tuple[str, ...] = ()
     num_bytes: int = 0
     copied_bytes: int = 0
@@ -72,12 +75,14 @@ class PrunePlan:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The result of `prune`: see docs/json.md."""
+    """The result of `prune`."""
 
     path: str
     removed: int = 0
     rewritten: int = 0
     damaged: tuple[str, ...] = ()
+    """The names of shards that stay because they, or shards whose items they have
+    replaced, are damaged."""
     interrupted: bool = False
 
 

@@ -56,6 +56,7 @@ class Repaired:
     metadata: bool = False
     summary: Summary | None = None
     missing: int = 0
+    """The number of utterances of the manifest that no shard had, sound or damaged."""
     interrupted: bool = False
     kept: int = 0
     extracted: int = 0

@@ -28,6 +28,7 @@ class Recomputed:
     differing: int = 0
     tied: int = 0
     problems: list[Problem] = field(default_factory=list)
+    """Utterances that differ by more than rounding, or could not be extracted again."""
 
 
 @dataclass
@@ -51,7 +52,10 @@ class Report:
     interrupted: bool = False
     shards_left_out: int = 0
     damaged_utterances: int | None = 0
+    """The number of utterances in damaged shards; None if a shard's document cannot be
+    read."""
     kind: str = "frames"
+    """The axis of the features."""
     recomputed: Recomputed | None = None
     """The comparison with utterances extracted again. `verify` leaves it None."""
 

@@ -287,6 +287,7 @@ def _notes_on_decoders(version: Version, index: Index, sound: Sequence[Shard]) -
 
 
 def _with_tables(damaged: Iterable[Shard | None]) -> Iterator[Shard]:
+    """Yield the damaged shards whose tables are undamaged."""
     for shard in damaged:
         with suppress(DamagedError):
             if shard is not None:

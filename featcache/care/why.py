@@ -32,6 +32,7 @@ class Cause:
     example: str
     """The details for the first of them, if any."""
     again: bool
+    """True if the version has features of them, which would be replaced."""
 
 
 def compare_versions(

@@ -100,6 +100,7 @@ class IsolatedProcess:
         return Extracted(self._group.configs[number].spec, self._group.root).fail(utterance, error)
 
     def _begin(self) -> OtherProcess | None:
+        """Start the other process; None if it cannot begin."""
         if self._obstacle:
             return None
         choices = [job.batching for job in self._group.jobs]

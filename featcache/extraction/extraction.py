@@ -173,6 +173,7 @@ def _remove_unless_begun(version: Version) -> None:
 
 
 def _remove_if_empty(version: Version) -> None:
+    """Remove a version that a failed run has made, if it is empty."""
     with suppress(OSError, StoreError):  # the error of the run matters more
         content = version.shard_names() + version.store.names("failures")
         if not content and not any(version.store.marks_folder.iterdir()):
@@ -224,48 +225,75 @@ def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:
     return asked
 
 
+# The summary, which `--json` prints
+
+
 @dataclass(frozen=True)
 class VersionSummary:
-    """The outcome of a run for one version: see docs/json.md."""
+    """The outcome of a run for one version."""
 
     name: str
     path: str
     fingerprint: str
     utterances: int
+    """Utterances of the manifest, with the copies that the config makes of them."""
     present: int
+    """Utterances of the manifest that the version held already."""
     not_looked_at: int
+    """Present utterances whose files were not compared with those of the extraction."""
     extracted: int
     failed: int
+    """Utterances in the failure ledger, of this run or earlier ones."""
     num_bytes: int
+    """Bytes of features that this run wrote, with side arrays."""
     worker_seconds: float
+    """Seconds of worker threads that computing the features took."""
     upsampled: int
+    """Utterances, without copies, whose file has a lower sample rate than the config."""
     downsampled: int
+    """Utterances, without copies, whose file has a higher sample rate than the config."""
     sample_rate: int
     failed_before: dict[str, int]
+    """Utterances that failed earlier and were not tried again, by reason."""
     missing: int
+    """Utterances that an interrupted run has not extracted."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The outcome of a run: see docs/json.md."""
+    """The outcome of a run."""
 
     utterances: int
     versions: list[VersionSummary]
+    """The outcome for each version, in the order of the configs."""
     failed_by_reason: dict[str, int]
+    """Utterances that failed in this run, by reason."""
     upsampled: int
+    """The most `VersionSummary.upsampled` of all configs."""
     downsampled: int
     silent: int
+    """Utterances whose waveform is silent; the most of all configs."""
     first_silent: str
+    """A silent utterance, and the reason; else empty."""
     audio_seconds: float
+    """Seconds of audio extracted. Copies count."""
     elapsed_seconds: float
+    """Seconds of the run after planning."""
     device: str
+    """The models of the devices that extracted."""
     threads: int
     stages: dict[str, float]
+    """Each stage's share of the worker threads' time, 0 to 1."""
     bottleneck: str
+    """The stage that took the most time; empty if there was nothing to do."""
     interrupted: bool
+    """True if the run was stopped before its end."""
     too_many_failures: str
+    """The reason why the run was given up; else empty."""
     traceback: str
+    """The traceback of an extractor's exceptions, if they are that reason."""
     processes: int
+    """The number of processes that extracted, each on a device."""
 
     @property
     def times_real_time(self) -> float:

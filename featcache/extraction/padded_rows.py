@@ -225,6 +225,7 @@ def compute_now(part: Part) -> list[Extracted]:
 
 
 def _compute_all(rows: list[Row]) -> None:
+    """Compute rows of one version, without others."""
     pending = rows[0].pending
     queue = RowQueue(pending.built.device.torch_device)
     queue.add(0, rows)
@@ -259,6 +260,7 @@ def compute_rows(rows: list[Row]) -> list[Sequence[Result]]:
 
 
 def _compute_batch(rows: Sequence[Row], count: int, alone: bool) -> list[Sequence[Result]]:
+    """Compute rows in a batch of `count` rows."""
     pending = rows[0].pending
     device, versions = pending.built.device, pending.sharing
     with errors_of(pending.built, (row.id for row in rows), alone), device.slot(alone):

@@ -41,16 +41,20 @@ _SLICES = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """The measurements and the estimate for versions that are filled together: see docs/json.md."""
+    """The measurements and the estimate for versions that are filled together."""
 
     versions: list[str]
     elapsed_seconds: float
     audio_seconds: float
+    """Seconds of audio that were extracted in them."""
     failed: int
     times_real_time: float
     expected_seconds: float
+    """The seconds that the whole run would take."""
     at_least: float | None
+    """The seconds at the speed plus its measured error; None if too little was measured."""
     at_most: float | None
+    """The seconds at the speed less that error."""
     device: str
     processes: int
     threads: int

@@ -114,6 +114,7 @@ class CodecExtractor(LatentExtractor[C]):
         frame_length: int = 0,
         latent_size: int = 0,
     ) -> None:
+        """Set the spec of codes or latents."""
         if self.params.output == "latents":
             self._set_latent_spec(name, latent_size, frame_length)
             return

@@ -56,21 +56,29 @@ _COPIED += " first_run last_run tags unfinished failed"
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a report shows, but pictures and sound: see docs/json.md."""
+    """Everything that a report shows, but pictures and sound."""
 
     path: str
     largest: str
+    """The path of the version with most utterances, which most fields describe."""
     versions: list[Document]
     durations: Histogram
     manifest: Document | None
     statistics: list[Document]
+    """The versions that give numbers of each utterance: a histogram of each number."""
     levels: Scatter | None
+    """Level against duration, if a version has levels."""
     outliers: list[Document]
     voices: Document | None
+    """The speakers and utterances that a version of vectors compares, if there is one."""
     compared: list[str]
+    """Lines about how the first two versions differ; empty if they are not compared."""
     duplicates: Document
+    """The utterances that were decoded from the same bytes as another."""
     identical_channels: Document
+    """The utterances whose features are equal to another channel's of the file."""
     shown: list[Document]
+    """The utterances whose features are shown: outliers and a sample."""
 
 
 def collect(
@@ -227,6 +235,7 @@ def _sample(cache: Cache) -> Ints | None:
 
 
 def _histograms(of_version: Statistics) -> Document:
+    """Summarise the statistics of a version."""
     histograms = []
     for name, unit in of_version.units.items():
         column = of_version.columns[name]
@@ -273,6 +282,7 @@ def _outliers(
 
 
 def _levels(statistics: Sequence[Statistics], outliers: Sequence[Document]) -> Scatter | None:
+    """Compare levels with durations, and mark the outliers."""
     for of_version in statistics:
         if "level" in of_version.columns:
             cache = of_version.cache

@@ -171,6 +171,7 @@ def _head(report: Report) -> str:
 
 
 def _versions(versions: Sequence[Document]) -> str:
+    """Show a line for each version, what is missing, and what failed."""
     headings = ["version", "features", "utterances", "audio", "disk", "first run", "last run"]
     headings += ["tags", "failed", "complete"]
     rows: list[list[Cell]] = []
@@ -205,6 +206,7 @@ def _versions(versions: Sequence[Document]) -> str:
 
 
 def _compared(lines: Sequence[str], versions: Sequence[Document]) -> str:
+    """Show how two versions differ."""
     first, second = versions
     content = f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in lines)}</ul>"
     if first["mean"] and len(first["mean"]) == len(second["mean"]):
@@ -218,6 +220,7 @@ def _compared(lines: Sequence[str], versions: Sequence[Document]) -> str:
 
 
 def _utterances(report: Report) -> str:
+    """Show durations, and the columns of the manifest."""
     figures, lead = [_histogram(report.durations)], ""
     manifest = report.manifest
     if manifest:
@@ -263,6 +266,7 @@ def _histogram(histogram: Histogram) -> str:
 
 
 def _statistics(report: Report) -> str:
+    """Show statistics of utterances, and the outliers by these."""
     headings = ["id", "why", "duration<br><small>s</small>"]
     content = ""
     levels = report.levels
@@ -292,6 +296,7 @@ def _statistics(report: Report) -> str:
 
 
 def _voices(voices: Document) -> str:
+    """Show the nearest voices of speakers and of utterances."""
     figures = []
     if "speakers" in voices:
         note = f"the nearest pairs of {counted(len(voices['speakers']), 'speaker')}"
@@ -334,6 +339,7 @@ def _same(duplicates: Document) -> str:
 
 
 def _features(versions: Sequence[Document]) -> str:
+    """Show what is in each version: dimensions or codebooks, and its config."""
     figures, details, lead = [], "", ""
     if len(versions) > _MOST_DETAILS:
         lead = f"the first {_MOST_DETAILS} of {len(versions)} versions"

@@ -21,18 +21,20 @@ Values = NDArray[Any]
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of values in bins: see docs/json.md. Without values, `minimum`, `median` and
-    `maximum` are NaN."""
+    """Counts of values in bins. Values beyond an end count in the bin there."""
 
     name: str
     unit: str
     edges: list[float]
     counts: list[int]
     minimum: float
+    """The least value; NaN, as the median and the maximum, if there are no values."""
     median: float
     maximum: float
     zeros: int = 0
+    """The values that are zero, which no bin of a logarithmic histogram counts."""
     is_log: bool = False
+    """True if each bin is larger than the last by the same factor."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,10 @@ class Scatter:
     """Points of utterances: some drawn at random, and all that are marked."""
 
     total: int
+    """The number of utterances."""
     points: list[tuple[float, float]]
     marked: list[tuple[str, float, float]]
+    """The id of each, and its point."""
 
 
 def by_steps(name: str, unit: str, values: Values) -> Histogram:

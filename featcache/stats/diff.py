@@ -25,9 +25,12 @@ class ValuesDiff:
     largest: float = 0.0
     """The largest difference of a value; of codes, 0."""
     worst: str | None = None
+    """The id of the utterance with that difference, or with the most codes that differ."""
     codes: int = 0
     differing: int = 0
     tracks: dict[str, ValuesDiff | None] = field(default_factory=dict)
+    """The differences of the other tracks, by their names; None for a track that only one
+    version has, or that has another form."""
 
 
 @dataclass(frozen=True)

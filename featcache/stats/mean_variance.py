@@ -138,6 +138,7 @@ class Stats:
         return stats
 
     def _fault(self) -> str | None:
+        """Return the fault of the arrays, if any."""
         groups = (len(self.groups), *self.mean.shape) if self.by is not None else (0,)
         shapes = {"mean": self.mean.shape, "variance": self.mean.shape}
         shapes |= {"group_mean": groups, "group_variance": groups}

@@ -173,6 +173,7 @@ def _dead_runs(
 
 
 def _runs(store: Store) -> list[Path]:
+    """List the folders of marks, sorted."""
     paths = store.marks_folder.iterdir()
     return sorted(path for path in paths if path.is_dir() and not path.is_symlink())
 
