@@ -135,7 +135,7 @@ def test_corpora_have_columns_of_corpora_part_by_part(cache, folder, tmp_path):
         assert list(dataset.ids) == ["utt-0"]
         assert dataset[0]["vector"].tolist() == [-1, -1, -1]
         np.testing.assert_array_equal(dataset[0]["features"], features["p1", "utt-0"])
-        with pytest.raises(ArgumentError, match=r"all versions are corpora|not all others are"):
+        with pytest.raises(ArgumentError, match=r"all versions must be corpora|not all others are"):
             FeatureDataset(features, manifest, columns={"vector": folder / "vectors"})
     with pytest.raises(ArgumentError, match="is a corpus, which needs features of a corpus"):
         FeatureDataset(cache, [{"id": "utt-0"}], columns=columns)
