@@ -248,25 +248,28 @@ class Shard(Group):
 
     def faults(self, *, has_hashes: bool = True) -> Iterator[str]:
         """Yield the faults of the table, even if its checksums hold. So no offset leads out
-        of the shard.
-
-        Args:
-            has_hashes: True to hash ids, rows and the table again, too, so that no item is
-                taken for another row's item. Where the checksums hold, only a faulty
-                writer, or a stranger, has recorded other hashes.
-        """
+        of the shard, and with `has_hashes`, no item is taken for another row's item. Where
+        the checksums hold, only a faulty writer, or a stranger, has recorded other hashes."""
         table = self.table
         if not len(table):
             yield "there are no items"
             return
-        wrong = self._wrong_offsets()
-        if wrong:
-            yield f"the offsets of {listing(wrong)} do not rise to their ends"
-            return
+        ids_end = int(table.offsets("id")[-1])
+        ends = {
+            "frame": (0, self.info.frames, self.spec.axis.fewest),
+            "id": (0, ids_end, 1),
+            "path": (ids_end, table.text.size, 0),
+        }
         arrays = [self._features]
         for side in self.spec.side:
             name = f"side_{side.name}"
-            arrays.append((name, (int(table.offsets(name)[-1]), *side.item_shape), side.dtype))
+            last = int(table.offsets(name)[-1])
+            arrays.append((name, (last, *side.item_shape), side.dtype))
+            ends[name] = 0, last, int(side.name == QUANTIZATION)
+        wrong = [name for name, end in ends.items() if not rise(table.offsets(name), *end)]
+        if wrong or ids_end > table.text.size:  # the paths' steps may overflow
+            yield f"the offsets of {listing(wrong) or 'ids'} do not rise to their ends"
+            return
         for path, num_bytes in (self._chunk(*array) for array in arrays):
             if num_bytes and self.info.files.get(path, (0, 0))[0] != num_bytes + CHECKSUM_BYTES:
                 yield f"{path} has another size than follows from the offsets"
@@ -285,22 +288,6 @@ class Shard(Group):
             yield "the hashes of some rows are not theirs"
         if digest_of(dict(sorted(self.info.files.items())), table) != self.info.digest:
             yield "its name does not follow from what is in it"
-
-    def _wrong_offsets(self) -> list[str]:
-        table = self.table
-        ids_end, text_end = int(table.offsets("id")[-1]), table.text.size
-        ends = {
-            "frame": (0, self.info.frames, self.spec.axis.fewest),
-            "id": (0, ids_end, 1),
-            "path": (ids_end, text_end, 0),
-        }
-        for side in self.spec.side:
-            name = f"side_{side.name}"
-            ends[name] = 0, int(table.offsets(name)[-1]), int(side.name == QUANTIZATION)
-        wrong = [name for name, end in ends.items() if not rise(table.offsets(name), *end)]
-        if not wrong and ids_end > text_end:  # the sum of the paths' steps has overflowed
-            return ["ids"]
-        return wrong
 
     def sound_items(self, numbers: Sequence[int]) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield the numbers of undamaged items among some, and their features

@@ -335,7 +335,7 @@ class Cache:
         if start is None and duration is None:
             return np.zeros_like(counts), counts
         start = 0 if start is None else start
-        return self.spec.axis.span(counts, start, duration, lambda at: self.ids[positions[at]])
+        return self.spec.axis.span(counts, start, duration, lambda at: self.ids[int(positions[at])])
 
     def event_reader(self, check: bool | None = None) -> EventReader:
         """Return the reader of a version whose utterances are events."""

@@ -151,13 +151,13 @@ class Shards:
         return item
 
     def _slices(self, shards: list[int], firsts: list[int], ends: list[int]) -> list[NDArray[Any]]:
-        """Map frames of shards, by their numbers: each from its first to its end."""
+        """Map frames of some shards, each from its first to its end."""
         features = {number: self._map(number) for number in {*shards}}
         places = zip(shards, firsts, ends, strict=True)
         slices = [features[number][first:end] for number, first, end in places]
         if sum(map(len, slices)) < sum(ends) - sum(firsts):
-            places = zip(shards, firsts, ends, strict=True)
-            number, _, end = next(place for place in places if place[2] > len(features[place[0]]))
+            pairs = zip(shards, ends, strict=True)
+            number, end = next(pair for pair in pairs if pair[1] > len(features[pair[0]]))
             shard = self._shard(number)
             raise DamagedError(
                 f"{shard.folder}: damaged: it ends before frame {end}", shard.store.location

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -137,7 +136,7 @@ class _Axis(Struct, frozen=True):
         lengths: Ints,
         start: ArrayLike,
         duration: ArrayLike | None,
-        id_of: Callable[[int], str] = "number {}".format,
+        id_of: Any = "number {}".format,
     ) -> tuple[Ints, Ints]:
         """Return the first entry and the number of entries of a span of time in each
         utterance, int64 `[n]` each: all of them, if entries are not along time.
@@ -147,7 +146,7 @@ class _Axis(Struct, frozen=True):
             start: Where the spans begin, in seconds: one number, or one for each utterance.
             duration: How long they are, in seconds, in the same form. None for all that
                 follows.
-            id_of: Returns the id of an utterance by its number, for errors.
+            id_of: Names an utterance, by its number.
 
         Raises:
             ArgumentError: A span is negative, not a number, or begins where its utterance
@@ -176,8 +175,7 @@ class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
     length: _Samples = 0
     """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
     padded_to: _Samples = 0
-    """The number of samples to which shorter clips are padded, so that all of these have
-    equally many frames; 0 if they are not."""
+    """The number of samples to which shorter clips are padded; 0 if they are not."""
 
     kind: ClassVar[Kind] = "frames"
     fewest: ClassVar[int] = 1
@@ -208,7 +206,7 @@ class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
         lengths: Ints,
         start: ArrayLike,
         duration: ArrayLike | None,
-        id_of: Callable[[int], str] = "number {}".format,
+        id_of: Any = "number {}".format,
     ) -> tuple[Ints, Ints]:
         """Return the first frame and the number of frames of a span of time in each
         utterance; see the base. A span begins within half a frame of the same time at
