@@ -56,9 +56,9 @@ from featcache.manifest.audio_locations import (
     Member,
     Url,
     is_compressed,
+    other_spellings,
     suffix_of,
 )
-from featcache.manifest.strings import other_spellings
 
 _INDEX_BYTES = 512 << 20  # of memory, for 20 million members of tars
 _MOST_LARGE = 2  # copies of large members that are kept, for other segments of them

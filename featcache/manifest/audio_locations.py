@@ -23,6 +23,7 @@ from functools import lru_cache
 from os.path import isabs
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 from urllib.parse import unquote
 
 from featcache.errors import refuse_secrets
@@ -196,3 +197,12 @@ def as_root(text: str) -> AudioLocation:
     if is_audio_url(text):
         return Url(text)
     return Path(text)
+
+
+def other_spellings(text: str) -> dict[str, list[str]]:
+    """List the ways in which an id or a path may be written elsewhere, by how they differ."""
+    return {
+        "is another Unicode form": [normalize("NFC", text), normalize("NFD", text)],
+        "has other blanks": [text.strip(), f" {text}", f"{text} "],
+        "has other slashes": [text.replace("\\", "/"), text.replace("/", "\\")],
+    }

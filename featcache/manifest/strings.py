@@ -2,7 +2,7 @@
 
 A Python list of 10^7 ids takes over a gigabyte, and every forked worker gets a copy of it
 page by page. Here the strings are one blob of UTF-8 bytes and one array of offsets: half
-the memory, shared by all processes, and memory-mapped from disk."""
+the memory, shared by all processes, and mapped from disk."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, overload
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
-_BLOCK = 1 << 16  # the number of strings that are handled at once
+_BLOCK = 1 << 16  # so many strings are handled at once
 _SEARCHED = 1_000_000
+_SLOTS = 1 << 18
 
 Hashes = NDArray[np.uint64]
 
@@ -108,7 +108,7 @@ class Strings(Sequence[str]):
         except UnicodeDecodeError:
             return False
         starts = self.offsets[:-1][self.byte_lengths() > 0]
-        # none begins in the middle of a character
+        # none begins within a character
         return not bool((self.blob[starts] & 0xC0 == 0x80).any())
 
     def equal_at(
@@ -133,7 +133,7 @@ class Strings(Sequence[str]):
         lengths = self.offsets[positions + 1].astype(np.int64, copy=False) - starts
         offsets = _offsets_of(lengths)
         blob = np.empty(offsets[-1], np.uint8)
-        # the arrays that find each byte are several times larger than it
+        # the arrays that find the bytes are several times larger
         for first in range(0, len(lengths), _BLOCK):
             block = slice(first, first + _BLOCK)
             start, stop = offsets[first], offsets[min(first + _BLOCK, len(lengths))]
@@ -160,7 +160,7 @@ class Strings(Sequence[str]):
         """Hash the strings, uint64 `[n]`: 64-bit FNV-1a (Fowler, Noll, Vo,
         draft-eastlake-fnv, section 2)."""
         result = np.empty(len(self), np.uint64)
-        for first in range(0, len(self), _BLOCK):  # which stays in the processor's cache
+        for first in range(0, len(self), _BLOCK):  # which stays in the CPU's cache
             offsets = self.offsets[first : first + _BLOCK + 1].astype(np.int64, copy=False)
             lengths = np.diff(offsets)
             if (lengths == lengths[0]).all():  # half the time: no byte is looked up
@@ -211,7 +211,7 @@ class GrowingStrings:
 def hash_of(string: str) -> int:
     """Hash one string as `Strings.hashes` does, a hundred times faster."""
     value = int(_FNV_OFFSET)
-    # a lone surrogate has a hash too, though no Strings hold one
+    # a lone surrogate, which no Strings hold, has one too
     for byte in string.encode(errors="surrogatepass"):
         value = (value ^ byte) * int(_FNV_PRIME) & 0xFFFFFFFFFFFFFFFF
     return value
@@ -235,7 +235,18 @@ def _extend(hashes: Hashes, rows: NDArray[np.uint8]) -> None:
 
 
 def are_distinct(hashes: Hashes) -> bool:
-    """Tell whether no hash occurs twice, in a tenth of the time of `np.unique`."""
+    """Tell whether no hash occurs twice."""
+    if len(hashes) <= _BLOCK:
+        # Each takes a slot, by its low bits. Few lose theirs, and are sorted.
+        numbers = np.arange(len(hashes), dtype=np.int32)
+        slots = hashes.astype(np.int64) & (_SLOTS - 1)
+        taken_by = np.empty(_SLOTS, np.int32)
+        taken_by[slots] = numbers
+        winners = taken_by[slots]
+        losers = np.flatnonzero(winners != numbers)
+        if (hashes[losers] == hashes[winners[losers]]).any():
+            return False
+        hashes = hashes[losers]
     ordered = np.sort(hashes)
     return not bool((ordered[1:] == ordered[:-1]).any())
 
@@ -244,12 +255,3 @@ def _offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def other_spellings(text: str) -> dict[str, list[str]]:
-    """List the ways in which an id or a path may be written elsewhere, by how they differ."""
-    return {
-        "is another Unicode form": [normalize("NFC", text), normalize("NFD", text)],
-        "has other blanks": [text.strip(), f" {text}", f"{text} "],
-        "has other slashes": [text.replace("\\", "/"), text.replace("/", "\\")],
-    }

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, ManifestError, MissingItemError, did_you_mean, listing
 from featcache.format.shard import Item, Shard
-from featcache.manifest.audio_locations import AudioSource, LocalFile
+from featcache.manifest.audio_locations import AudioSource, LocalFile, other_spellings
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Segment, SegmentColumns, Utterance
-from featcache.manifest.strings import Hashes, Strings, hash_of, other_spellings
+from featcache.manifest.strings import Hashes, Strings, hash_of
 from featcache.manifest.utterances import Manifest, rows_at_even_steps
 from featcache.spec import Flags, Ints
 from featcache.storage.base import in_parallel

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.manifest.strings import Strings, extend_hashes
+from featcache.manifest.strings import Strings, are_distinct, extend_hashes
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 TEXTS = st.lists(TEXT, max_size=30)
@@ -100,3 +100,17 @@ def test_beginning_with_a_text():
     assert strings.beginning_with("gü", 10) == ["günther-3"]
     assert len(strings.beginning_with("", 10)) == 5
     assert Strings.of([]).beginning_with("", 10) == []
+
+
+@given(st.lists(st.builds(lambda low, high: low + (high << 18), *[st.integers(0, 5)] * 2)))
+def test_a_hash_that_occurs_twice_is_found_among_hashes_that_end_alike(hashes):
+    distinct = len({*hashes}) == len(hashes)
+    assert are_distinct(np.array(hashes, np.uint64)) == distinct
+
+
+@pytest.mark.parametrize("count", [2, 1 << 16, (1 << 16) + 1, 300_000])
+def test_a_hash_that_occurs_twice_is_found_among_many(count):
+    hashes = np.random.default_rng(0).integers(0, 2**64, count, np.uint64)
+    assert are_distinct(hashes)
+    hashes[-1] = hashes[0]
+    assert not are_distinct(hashes)
