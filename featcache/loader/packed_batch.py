@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -105,12 +106,12 @@ class PackedBatch:
         self._gather, self._move = gather, move
         self._parts = self._by_source()
         """The sources in the batch, with the numbers of their documents, and these."""
-        self._order = np.argsort(np.concatenate([numbers for _, numbers, _ in self._parts]))
-        """The order that brings values from source to source into the documents' order."""
 
     def _by_source(self) -> list[tuple[FeatureDataset, Ints, Documents]]:
         datasets, documents = [*self._mixture.sources.values()], self._documents
-        present = np.flatnonzero(np.bincount(documents.sources)).tolist() or [0]
+        present = [0]
+        if len(datasets) > 1:
+            present = np.flatnonzero(np.bincount(documents.sources)).tolist() or [0]
         if len(present) == 1:
             return [(datasets[present[0]], np.arange(len(documents.rows)), documents)]
         numbers = [np.flatnonzero(documents.sources == source) for source in present]
@@ -118,6 +119,11 @@ class PackedBatch:
             (datasets[source], inside, documents.take(inside))
             for source, inside in zip(present, numbers, strict=True)
         ]
+
+    @cached_property
+    def _order(self) -> Ints:
+        """The order that brings values from source to source into the documents' order."""
+        return np.argsort(np.concatenate([numbers for _, numbers, _ in self._parts]))
 
     def read(self) -> dict[str, Any]:
         """Return the batch, which `PackedLoader` describes."""

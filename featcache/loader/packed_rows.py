@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -76,12 +77,13 @@ class Window(NamedTuple):
         """The number of rows."""
         return len(self.amounts)
 
-    def documents_of(self, rows: Ints) -> tuple[Documents, Ints]:
+    def documents_of(self, rows: range) -> tuple[Documents, Ints]:
         """Return the documents of some rows, and how many each row has."""
-        starts = self.starts[rows]
-        counts = self.starts[rows + 1] - starts
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # they are one after the other
-            return self.documents.take(slice(starts[0], starts[-1] + counts[-1])), counts
+        starts = self.starts[rows.start : rows.stop : rows.step]
+        ends = self.starts[rows.start + 1 : rows.stop + 1 : rows.step]
+        counts = ends - starts
+        if len(rows) and rows.step == 1:
+            return self.documents.take(slice(starts[0], ends[-1])), counts
         before = np.cumsum(counts) - counts
         numbers = np.repeat(starts - before, counts) + np.arange(counts.sum())
         return self.documents.take(numbers), counts
@@ -387,12 +389,13 @@ class PackedRows:
         return row_of, num_rows
 
     @cached_property
-    def rows_of_rank(self) -> Ints:
+    def rows_of_rank(self) -> range:
         """The numbers of this rank's rows among the rows of a step."""
-        packing, own = self.packing, np.arange(self.packing.rows)
+        packing = self.packing
         if self.mixture.one_source:
-            return packing.rank * packing.rows + own
-        return packing.rank + packing.world_size * own
+            first = packing.rank * packing.rows
+            return range(first, first + packing.rows)
+        return range(packing.rank, packing.rows_of_step, packing.world_size)
 
 
 class _Pass(Iterator[Batch]):
@@ -439,10 +442,12 @@ class _Pass(Iterator[Batch]):
         own = self._packed.rows_of_rank
         documents, rows, begin = [], [], 0
         for window, first, count in steps[number]:
-            inside = np.flatnonzero((begin <= own) & (own < begin + count))
-            taken, counts = window.documents_of(own[inside] - begin + first)
+            inside = slice(bisect_left(own, begin), bisect_left(own, begin + count))
+            shift, numbers = first - begin, own[inside]
+            in_window = range(numbers.start + shift, numbers.stop + shift, numbers.step)
+            taken, counts = window.documents_of(in_window)
             documents.append(taken)
-            rows.append(np.repeat(inside, counts))
+            rows.append(np.repeat(np.arange(inside.start, inside.stop), counts))
             begin += count
         return Batch(Documents.joined(documents), np.concatenate(rows))
 
