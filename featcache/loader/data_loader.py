@@ -228,22 +228,21 @@ class DataLoader:
         if are_copied and getattr(batches, "has_windows", False):
             shards = ShardsAhead(self.dataset)
             upcoming = shards.windows(map(_rows_of, batches), batches)
-        ahead: deque[Task[list[Any]]] = deque()
-        pace = _Pace(is_fixed=self.device.type != "cpu" or self.transform is not None)
+        needs_threads = self.device.type != "cpu" or self.transform is not None
         with Threads(self._threads, "featcache-loader") as threads:
+            ahead = _Ahead(threads, needs_threads=needs_threads)
 
             def prepare(count: int) -> None:
                 try:
                     for rows, reading in islice(upcoming, count):
-                        make = partial(self._make, rows, epoch, reading)
-                        ahead.append(pace.start(make, threads))
+                        ahead.append(partial(self._make, rows, epoch, reading))
                 except Exception as error:  # noqa: BLE001 - raised in the batch's place
-                    ahead.append(threads.start(partial(_fail, error)))
+                    ahead.append(partial(_fail, error))
 
             try:
                 prepare(self.prefetch)
                 while ahead:
-                    made = pace.result(ahead.popleft())
+                    made = ahead.pop()
                     prepare(1)
                     progress.received += 1
                     progress.ended = None if ahead else epoch
@@ -259,7 +258,7 @@ class DataLoader:
                             "an iteration cannot continue in a forked process: begin another"
                         )
                     started = perf_counter()
-                    pace.trained = started - given
+                    ahead.trained = started - given
                     del batch
                 progress.ended = epoch
                 if self._latest is progress:
@@ -366,30 +365,35 @@ class _Progress:
     """The epoch of the iteration, once training has received its last batch."""
 
 
-class _Pace:
-    """The choice of who makes the next batch: a thread; or the iteration itself, if training
-    would only wait, and batches are short. Both make the same batches."""
+class _Ahead:
+    """The batches that are prepared ahead, in their order. Threads make them; or the iteration
+    itself, if training would only wait, and batches are short. Both make the same batches."""
 
-    def __init__(self, is_fixed: bool) -> None:
+    def __init__(self, threads: Threads, *, needs_threads: bool) -> None:
         self.trained = math.inf
         """Seconds between the last two batches that training did not wait."""
-        self._for_threads: float = math.inf if is_fixed else 0
+        self._threads = threads
+        self._tasks: deque[Task[list[Any]]] = deque()
+        self._for_threads: float = math.inf if needs_threads else 0
         """The number of batches that threads make before the next trial."""
         self._until_trial = 1
-        self._are_short = False
+        self._was_short = False
         """True if the latest batch that the iteration made was short."""
 
-    def start(self, make: Callable[[], list[Any]], threads: Threads) -> Task[list[Any]]:
-        """Let a thread make a batch, or leave it to `result`."""
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def append(self, make: Callable[[], list[Any]]) -> None:
+        """Let a thread make a batch, or leave it to `pop`."""
+        task = Task(make)
+        self._tasks.append(task)
         if self._for_threads or self.trained > _SHORT / 4:
             self._for_threads = max(0, self._for_threads - 1)
-            return threads.start(make)
-        if not self._are_short:  # threads make the next batches until this one is known
-            self._for_threads = self._until_trial
-        return Task(make)
+            self._threads.start(task)
 
-    def result(self, task: Task[list[Any]]) -> list[Any]:
-        """Return a batch."""
+    def pop(self) -> list[Any]:
+        """Make the next batch, or wait for the thread that makes it."""
+        task = self._tasks.popleft()
         if task.is_for_thread:
             return task.result()
         started = perf_counter()
@@ -398,12 +402,17 @@ class _Pace:
                 made = task.result()
         else:
             made = task.result()
-        self._are_short = perf_counter() - started < _SHORT
-        if self._are_short:
-            self._for_threads, self._until_trial = 0, 1
-        else:
-            self._for_threads = self._until_trial
-            self._until_trial = min(2 * self._until_trial, _MOST_UNTIL_TRIAL)
+        was_short, self._was_short = self._was_short, perf_counter() - started < _SHORT
+        if self._was_short:
+            self._until_trial = 1
+            return made
+        if was_short:  # the machine may have been busy for a moment: try again
+            return made
+        self._for_threads = self._until_trial
+        self._until_trial = min(2 * self._until_trial, _MOST_UNTIL_TRIAL)
+        for waiting in self._tasks:
+            if not waiting.is_for_thread:
+                self._threads.start(waiting)
         return made
 
 

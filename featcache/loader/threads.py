@@ -15,8 +15,8 @@ _Result = TypeVar("_Result")
 class Task(Generic[_Result]):
     """A call that a thread makes, or whoever asks for its result."""
 
-    def __init__(self, call: Callable[[], _Result], *, is_for_thread: bool = False) -> None:
-        self.is_for_thread = is_for_thread
+    def __init__(self, call: Callable[[], _Result]) -> None:
+        self.is_for_thread = False
         self._call: Callable[[], _Result] | None = call
         self._result: _Result
         self._error: BaseException | None = None
@@ -74,11 +74,10 @@ class Threads:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def start(self, call: Callable[[], _Result]) -> Task[_Result]:
+    def start(self, task: Task[Any]) -> None:
         """Have a thread make a call."""
-        task = Task(call, is_for_thread=True)
+        task.is_for_thread = True
         self._tasks.put(task)
-        return task
 
     def cancel(self) -> None:
         """Make no call that has not begun."""

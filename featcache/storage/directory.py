@@ -37,7 +37,7 @@ from featcache.storage.base import DAY_SECONDS, MARK, Buffer, Store, checked_key
 from featcache.storage.files import Lock, flush, hold_folder, make_folder, map_file, write_through
 
 _BLOCK_BYTES = 1 << 20
-"""The bytes that are read at once. Fewer need more calls; more leave a core's own cache."""
+"""The bytes to read at once. Fewer take more calls; more leave a core's own cache."""
 _SAID_BYTES = 1000
 
 _WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")

@@ -398,6 +398,21 @@ class TestEnds:
         if reading == training:
             assert made_here > 90
 
+    def test_a_loop_that_makes_short_batches_goes_on_after_a_long_one(self, dataset, monkeypatch):
+        monkeypatch.setattr(data_loader, "_SHORT", 1)
+        makers = []
+
+        def batch_in(*arguments):
+            makers.append(threading.current_thread())
+            if len(makers) % 10 == 0:  # as if the machine had been busy
+                time.sleep(1.1)
+            return read(*arguments)
+
+        read = dataset.batch_in
+        monkeypatch.setattr(dataset, "batch_in", batch_in)
+        list(DataLoader(dataset, [[1]] * 35))
+        assert sum(maker is threading.current_thread() for maker in makers) > 30
+
     def test_validation_may_keep_batches_for_training(self, dataset, monkeypatch):
         monkeypatch.setattr(data_loader, "_SHORT", 10)  # the loop makes most of them
         with torch.inference_mode():

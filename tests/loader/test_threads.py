@@ -9,18 +9,25 @@ from functools import partial
 
 import pytest
 
-from featcache.loader.threads import Threads
+from featcache.loader.threads import Task, Threads
+
+
+def start(threads, call):
+    """Have a thread make a call."""
+    task = Task(call)
+    threads.start(task)
+    return task
 
 
 def test_results_are_those_of_the_calls_in_their_order():
     with Threads(3, "test") as threads:
-        tasks = [threads.start(partial(pow, number, 2)) for number in range(100)]
+        tasks = [start(threads, partial(pow, number, 2)) for number in range(100)]
         assert [task.result() for task in tasks] == [number**2 for number in range(100)]
 
 
 def test_an_error_is_raised_where_its_result_is_wanted():
     with Threads(2, "test") as threads:
-        good, bad, after = (threads.start(partial(divmod, 7, divisor)) for divisor in (2, 0, 3))
+        good, bad, after = (start(threads, partial(divmod, 7, divisor)) for divisor in (2, 0, 3))
         assert good.result() == (3, 1)
         with pytest.raises(ZeroDivisionError):
             bad.result()
@@ -42,7 +49,7 @@ def test_an_error_that_was_raised_keeps_nothing_of_its_call():
     gc.disable()  # which would free them later, and not at once
     try:
         with Threads(1, "test") as threads, pytest.raises(ValueError):  # noqa: PT011
-            threads.start(fail).result()
+            start(threads, fail).result()
         assert batches[0]() is None
     finally:
         gc.enable()
@@ -50,7 +57,7 @@ def test_an_error_that_was_raised_keeps_nothing_of_its_call():
 
 def test_one_of_the_threads_may_end_them_all():
     with Threads(2, "test-own") as threads:
-        threads.start(partial(threads.__exit__, None, None, None)).result()
+        start(threads, partial(threads.__exit__, None, None, None)).result()
         others = threading.enumerate()
     names = [thread.name for thread in others if thread.name.startswith("test-own")]
     assert len(names) <= 1
@@ -65,8 +72,8 @@ def test_the_end_waits_for_calls_that_run_and_makes_no_others():
         made.append("first")
 
     with Threads(1, "test-end") as threads:
-        threads.start(first)
-        threads.start(partial(made.append, "second"))
+        start(threads, first)
+        start(threads, partial(made.append, "second"))
         begun.wait()
         threads.cancel()
         may_end.set()
@@ -76,13 +83,14 @@ def test_the_end_waits_for_calls_that_run_and_makes_no_others():
 
 def test_an_interpreter_ends_in_the_middle_of_an_iteration():
     program = """
-from featcache.loader.threads import Threads
+from featcache.loader.threads import Task, Threads
 import time
 
 def batches():
     with Threads(2, "test") as threads:
-        first = threads.start(lambda: "a batch")
-        threads.start(lambda: print("another", time.sleep(0.2)))
+        first = Task(lambda: "a batch")
+        threads.start(first)
+        threads.start(Task(lambda: print("another", time.sleep(0.2))))
         yield first.result()
 
 iteration = batches()
