@@ -4,7 +4,8 @@ featcache and from what others use.
     pip install '.[extract,bench]'
     python scripts/bench/load.py [--utterances 3000] [--seconds 1] [--rounds 4]
                                  [--folder FOLDER] [--json]
-    python scripts/bench/load.py --packed    packed rows instead: see packed.py
+    python scripts/bench/load.py --packed [--utterances 20000] [--rounds 4]
+                                 packed rows instead: see packed.py
 
 The utterances are 16 kB a second, float16 [frames, 80], with the lengths of LibriSpeech's
 (12.3 s on average), or with --seconds of so many, to a tenth. The same ones quantised are
@@ -65,7 +66,7 @@ Reads = dict[str, Callable[[], Iterable[int]]]
 def main() -> None:
     asked = options(
         __doc__,
-        utterances=3000,
+        utterances=(int, "3,000 by default; 20,000 for packed rows, which are longer"),
         seconds=(float, "of each utterance; by default as LibriSpeech's"),
         rounds=6,
         folder=(Path, "on the disk that is to be cold"),
@@ -75,7 +76,7 @@ def main() -> None:
     if asked.packed:
         measure_packed(asked)
         return
-    utterances = make_features(asked.utterances, asked.seconds)
+    utterances = make_features(asked.utterances or 3000, asked.seconds)
     with temporary_folder(asked.folder) as folder:
         speeds = measure(folder, utterances, asked.rounds)
     num_bytes = sum(array.nbytes for array in utterances)

@@ -3,9 +3,10 @@ others use, in tokens a second.
 
 Codes of 8 codebooks, uint16, at 12.5, 25 and 50 frames a second, of utterances with lengths
 like LibriSpeech's, in batches of 8 rows of 8,192 tokens. All is in the page cache. Every line
-is the best of the rounds, in which all take turns. CPU time is that of all threads of the
-process: it hardly depends on what else the machine does. Besides, featcache packs while its
-threads gather: that shows by the clock, on idle cores.
+is the best of the rounds, in which all take turns; a round is an epoch from its start, for which
+featcache packs a whole window. CPU time is that of all threads of the process: it hardly depends
+on what else the machine does. Where batches are long, threads of featcache gather them while it
+packs: that shows by the clock, on idle cores.
 
 memmap                   a plain loop copies the very rows of featcache from one numpy memmap,
                          and drops the documents
@@ -37,6 +38,8 @@ from make_cache import made_cache
 import featcache
 
 TOKENS, ROWS, CODEBOOKS = 8192, 8, 8
+UTTERANCES = 20_000
+"""So many that an epoch has hundreds of batches, and most windows are whole."""
 
 
 def features_of(count: int, rate: float) -> dict[str, np.ndarray]:
@@ -172,7 +175,7 @@ def measure(asked: argparse.Namespace) -> None:
     """Measure at each rate, and print tables."""
     tables = []
     for rate in (12.5, 25, 50):
-        features = features_of(asked.utterances, rate)
+        features = features_of(asked.utterances or UTTERANCES, rate)
         with temporary_folder(asked.folder) as folder:
             items = list(features.items())
             shards = [dict(items[first : first + 1000]) for first in range(0, len(items), 1000)]
