@@ -20,7 +20,7 @@ from featcache.loader.documents import Budget, Documents, frame_versions
 from featcache.loader.events import EventBatch
 from featcache.loader.mixture import Mixture, item_shape_of
 from featcache.loader.packed_rows import Batch
-from featcache.loader.packing import boundaries, starts_in_rows, write_documents
+from featcache.loader.packing import Layout
 from featcache.loader.shards import Spans
 from featcache.loader.transfer import Gathered
 from featcache.loader.utterances import DatasetVersion
@@ -169,15 +169,14 @@ class PackedBatch:
         place = self._budget.names.index(version.name)
         row_length, spare = self._budget.rooms[place]
         firsts, counts = self._documents.firsts[place], self._documents.counts[place]
-        starts = starts_in_rows(self._row_of, counts + spare, row_length)
-        ends = starts + counts + spare
         shape = (self._budget.packing.rows, row_length)
-        bounds = boundaries(starts, ends, *shape)
+        layout = Layout.of(self._row_of, counts + spare, *shape)
         memory = _MEMORY.take(2 * 4 * math.prod(shape))
         ids, positions = np.frombuffer(memory, np.int32).reshape(2, *shape)
-        write_documents(ids.reshape(-1), positions.reshape(-1), bounds, starts, ends)
+        layout.write(ids.reshape(-1), positions.reshape(-1))
+        bounds = layout.bounds
         return {
-            "features": self._frames(number, firsts, counts, shape, starts),
+            "features": self._frames(number, firsts, counts, shape, layout.starts),
             "lengths": self._tensor(counts),
             "document_ids": self._tensor(ids),
             "positions": self._tensor(positions),

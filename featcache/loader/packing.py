@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,44 +96,46 @@ def shuffled(numbers: Ints, count: int, seeds: tuple[int, ...]) -> Ints:
     return places
 
 
-def starts_in_rows(row_of: Ints, lengths: Ints, row_length: int) -> Ints:
-    """Return where each document begins in the flattened rows, int64 `[documents]`. The
-    documents of a row stand next to each other, and rows rise."""
-    begins = np.cumsum(lengths) - lengths
-    first_of_row = np.searchsorted(row_of, row_of)
-    starts: Ints = row_of * row_length + begins - begins[first_of_row]
-    return starts
+class Layout(NamedTuple):
+    """Where documents stand in flattened rows. A sequence is a document with tokens, or the
+    padding at the end of a row."""
 
+    starts: Ints
+    """Where each document begins, `[documents]`; they rise."""
+    bounds: NDArray[np.int32]
+    """Where the sequences begin, and the end of the last, `[sequences + 1]`."""
+    documents: NDArray[np.int32]
+    """The document of each sequence, -1 for padding, `[sequences]`."""
 
-def boundaries(starts: Ints, ends: Ints, num_rows: int, row_length: int) -> NDArray[np.int32]:
-    """Return where sequences begin and end in flattened rows, rising, int32: each document, and
-    the padding of each row. A document without frames has none."""
-    of_rows = np.arange(0, num_rows * row_length + 1, row_length)
-    bounds = np.concatenate([starts, ends, of_rows])
-    bounds.sort()
-    is_new = np.ones(len(bounds), bool)
-    np.not_equal(bounds[1:], bounds[:-1], out=is_new[1:])
-    return bounds[is_new].astype(np.int32)
+    @classmethod
+    def of(cls, row_of: Ints, lengths: Ints, num_rows: int, row_length: int) -> Layout:
+        """Put documents of these lengths next to each other into their rows, which rise."""
+        # First a sequence for each document and each row's padding, even if it is empty.
+        numbers, rows = np.arange(len(row_of)), np.arange(num_rows)
+        places = numbers + row_of
+        ends_of_rows = np.searchsorted(row_of, rows, "right")
+        counts = np.empty(len(numbers) + num_rows, np.int64)
+        counts[places] = lengths
+        counts[ends_of_rows + rows] = row_length - np.bincount(row_of, lengths, num_rows)
+        documents = np.full(len(counts), -1, np.int32)
+        documents[places] = numbers
+        ends = np.cumsum(counts)
+        starts = (ends - counts)[places]
+        if not counts.all():
+            has_tokens = counts > 0
+            ends, documents = ends[has_tokens], documents[has_tokens]
+        bounds = np.zeros(len(ends) + 1, np.int32)
+        bounds[1:] = ends
+        return cls(starts, bounds, documents)
 
-
-def write_documents(
-    ids: NDArray[np.int32],
-    positions: NDArray[np.int32],
-    bounds: NDArray[np.int32],
-    starts: Ints,
-    ends: Ints,
-) -> None:
-    """Write the document of each token, -1 where there is none, and the token's number in it, 0
-    where there is none. Document `i` has the tokens from `starts[i]` to `ends[i]`; `bounds` are
-    their `boundaries`."""
-    lengths = bounds[1:] - bounds[:-1]
-    documents = np.full(len(lengths), -1, np.int32)
-    with_tokens = np.flatnonzero(ends > starts)
-    documents[np.searchsorted(bounds, starts[with_tokens])] = with_tokens
-    ids[:] = np.repeat(documents, lengths)
-    np.subtract(_counting(len(ids)), np.repeat(bounds[:-1], lengths), out=positions)
-    for sequence in np.flatnonzero(documents < 0).tolist():
-        positions[bounds[sequence] : bounds[sequence + 1]] = 0
+    def write(self, ids: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
+        """Write the document of each token, -1 where there is none, and the token's number in
+        it, 0 where there is none."""
+        lengths = self.bounds[1:] - self.bounds[:-1]
+        ids[:] = np.repeat(self.documents, lengths)
+        np.subtract(_counting(len(ids)), np.repeat(self.bounds[:-1], lengths), out=positions)
+        for sequence in np.flatnonzero(self.documents < 0).tolist():
+            positions[self.bounds[sequence] : self.bounds[sequence + 1]] = 0
 
 
 @lru_cache(maxsize=8)

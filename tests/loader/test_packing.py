@@ -5,14 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcache.loader.packing import (
-    best_fit,
-    boundaries,
-    in_balance,
-    shuffled,
-    starts_in_rows,
-    write_documents,
-)
+from featcache.loader.packing import Layout, best_fit, in_balance, shuffled
 
 BUDGETS = [1, 2, 13, 127, 128, 129, 1021, 4095, 4096, 4097]
 
@@ -101,9 +94,10 @@ def test_tokens_know_their_documents(data):
     num_rows, length = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 30))
     rows = [data.draw(st.lists(st.integers(0, 7), max_size=8)) for _ in range(num_rows)]
     rows = [[size for at, size in enumerate(row) if sum(row[: at + 1]) <= length] for row in rows]
-    ids, positions, bounds, number = [], [], {0}, 0
+    ids, positions, starts, bounds, number = [], [], [], {0}, 0
     for row, sizes in enumerate(rows):
         for size in sizes:
+            starts.append(len(ids))
             bounds |= {len(ids), len(ids) + size}
             ids += [number] * size
             positions += range(size)
@@ -114,9 +108,9 @@ def test_tokens_know_their_documents(data):
         bounds.add(len(ids))
     row_of = np.repeat(np.arange(num_rows), [*map(len, rows)])
     sizes = np.array([size for row in rows for size in row], np.int64)
-    starts = starts_in_rows(row_of, sizes, length)
+    layout = Layout.of(row_of, sizes, num_rows, length)
     told = np.empty((2, num_rows * length), np.int32)
-    own = boundaries(starts, starts + sizes, num_rows, length)
-    assert own.tolist() == sorted(bounds)
-    write_documents(*told, own, starts, starts + sizes)
+    assert layout.starts.tolist() == starts
+    assert layout.bounds.tolist() == sorted(bounds)
+    layout.write(*told)
     assert [column.tolist() for column in told] == [ids, positions]
