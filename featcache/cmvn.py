@@ -122,7 +122,7 @@ class Cmvn(nn.Module):
 
         Args:
             path: The file.
-            cache: A cache; statistics of another version raise StoreError.
+            cache: A cache; statistics of another version or track raise StoreError.
             options: `norm_means`, `norm_vars`, `unknown` and `dtype`, as for the class.
 
         Raises:
@@ -134,6 +134,11 @@ class Cmvn(nn.Module):
             raise StoreError(
                 f"{path}: is of {stats.version}, but the cache is {folder.name}: `featcache "
                 f"stats {quote(str(folder))} -o FILE` computes its own"
+            )
+        if cache is not None and stats.track not in ("", cache.track_name):
+            raise StoreError(
+                f"{path}: is of the track {stats.track!r}, but the cache is {cache.track_name!r}: "
+                "`featcache.stats.moments(cache).save(FILE)` computes its own"
             )
         if stats.by is not None:
             options |= {

@@ -52,7 +52,7 @@ weights and label files. `scripts/pictures.py` makes the page and its pictures.
 | one number for each frame, such as a probability | an area; its scale is 0 to 1 if all numbers are in this range |
 | a vector | bars from zero |
 | a vector of named values | bars if all have the same unit, otherwise a table |
-| events, such as words | blocks with their labels; events that overlap are drawn in separate rows |
+| events, such as words | blocks with their labels; events that overlap are drawn in separate rows; the label of an event without duration is next to it |
 
 Bright means high. The shades of spectra go from the 2nd percentile of the values to the 99.5th,
 without values at the floor of a logarithm, such as digital silence. The shades of codes go from

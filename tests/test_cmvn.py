@@ -15,6 +15,7 @@ import featcache
 from featcache import Cmvn
 from featcache.cmvn import normalize_utterances
 from featcache.errors import ArgumentError, StoreError
+from featcache.spec import Frames, Track
 from featcache.stats import moments
 
 GROUPS = ["ben", "anna", "zoë"]
@@ -256,6 +257,30 @@ def test_statistics_of_another_version_are_refused(tmp_path):
         StoreError, match=r"s.npz: is of fbank80-0{12}, but the cache is fbank80-1{12}"
     ):
         Cmvn.load(tmp_path / "s.npz", cache=caches[1])
+
+
+def test_statistics_of_another_track_are_refused(tmp_path):
+    slow = Track("slow", (5,), "float32", "every third frame", Frames(100 / 3))
+    cache = made_cache(tmp_path / "cache", make_features(9, (5,)), side=(slow,))
+    for track in (cache, cache.track("slow")):
+        moments(track).save(tmp_path / f"{track.track_name}.npz")
+    Cmvn.load(tmp_path / "features.npz", cache=cache)
+    Cmvn.load(tmp_path / "slow.npz", cache=cache.track("slow"))
+    with pytest.raises(StoreError, match="is of the track 'slow', but the cache is 'features': "):
+        Cmvn.load(tmp_path / "slow.npz", cache=cache)
+    with pytest.raises(StoreError, match="is of the track 'features', but the cache is 'slow': "):
+        Cmvn.load(tmp_path / "features.npz", cache=cache.track("slow"))
+
+
+def test_an_older_file_does_not_name_its_track_and_loads(tmp_path):
+    cache = made_cache(tmp_path / "cache", make_features(9, (5,)))
+    moments(cache).save(tmp_path / "new.npz")
+    with np.load(tmp_path / "new.npz") as file:
+        arrays = dict(file)
+    assert arrays.pop("track") == "features"
+    np.savez(tmp_path / "old.npz", **arrays)
+    old = Cmvn.load(tmp_path / "old.npz", cache=cache)
+    assert torch.equal(old.mean, Cmvn.load(tmp_path / "new.npz", cache=cache).mean)
 
 
 # By an utterance's own frames

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
+from featcache.export.lhotse import TRACK, folder_of
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.loader.opening import open  # noqa: A004
@@ -21,8 +22,6 @@ except ImportError as error:
     ) from error
 
 _open_caches: dict[str, Cache] = {}
-
-_TRACK = "#track="
 
 
 def dataset_of(source: Cache | FeatureDataset) -> FeatureDataset:
@@ -69,17 +68,6 @@ def require_same(
         )
 
 
-def folder_of(cache: Cache) -> str:
-    """Return a version's folder, with `@` and its tag if it has one, as `open` takes it. For
-    another track than the main one, the track's name follows."""
-    folder = str(cache.version.path)
-    if cache.version.tag:
-        folder += f"@{cache.version.tag}"
-    if cache._track_of is not None:
-        folder += f"{_TRACK}{cache.track_name}"
-    return folder
-
-
 def remember(cache: Cache) -> str:
     """Let `cache_of` return this cache, with its options. Returns its `folder_of`."""
     folder = folder_of(cache)
@@ -91,7 +79,7 @@ def cache_of(folder: str | Path) -> Cache:
     """Return the cache that was last remembered for a `folder_of`, or open and keep it."""
     folder = str(folder)
     if folder not in _open_caches:
-        version, _, track = folder.partition(_TRACK)
+        version, _, track = folder.partition(TRACK)
         cache = open(version)
         _open_caches[folder] = cache.track(track) if track else cache
     return _open_caches[folder]

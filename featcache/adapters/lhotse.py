@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import cache_of, folder_of, missing_toolkit, remember, whole_dataset
+from featcache.adapters.caches import cache_of, missing_toolkit, remember, whole_dataset
 from featcache.errors import ArgumentError, StoreError
-from featcache.export.lhotse import CutMaker, stored_in_cache
+from featcache.export.lhotse import CutMaker, folder_of, stored_in_cache
 from featcache.export.rows import without_missing
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset

@@ -61,6 +61,7 @@ def info(path: Location, failures: bool, csv: bool) -> int:
     \b
     Examples:
       featcache info features
+      featcache info features/fbank80@paper
       featcache info features --failures
       featcache info features/fbank80 --failures --csv > failed.csv
     """
@@ -69,23 +70,35 @@ def info(path: Location, failures: bool, csv: bool) -> int:
             raise ArgumentError("--csv needs --failures, and excludes --json")
         _print_csv(path)
         return 0
-    documents, is_damaged = describe_versions(path)
+    from featcache.version.selection import split_tag
+
+    documents, is_damaged = describe_versions(*split_tag(path))
     say_json({"versions": documents})
     for document in documents:
         _print(document, failures)
+        if document["damage"]:
+            complain(document["damage"])
+            is_damaged = True
     return int(is_damaged)
 
 
-def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[Document], bool]:
-    """Describe each version of a cache, without `on_disk` in less time. Returns also whether
-    a version is damaged and left out."""
-    from featcache.version.selection import version_folders
+def describe_versions(
+    path: Location, tag: str | None = None, *, on_disk: bool = True
+) -> tuple[list[Document], bool]:
+    """Describe each version of a cache, or those with a tag as they were then; without
+    `on_disk` in less time. Returns also whether a version is damaged and left out."""
+    from featcache.version.selection import select_versions, version_folders
+    from featcache.version.tags import at_tag
     from featcache.version.version import Version
 
     documents, is_damaged = [], False
-    for folder in version_folders(path):
+    if tag is None:
+        folders = version_folders(path)
+    else:
+        folders = [version.path for version in select_versions(path, tag=tag)]
+    for folder in folders:
         try:
-            version = Version.open(folder)
+            version = at_tag(Version.open(folder), tag)
             documents.append(version.reading(partial(_describe, version, on_disk)))
         except DamagedError as error:
             complain(error)
@@ -140,8 +153,10 @@ def _describe(version: Version, on_disk: bool) -> Document:
     for lack in find_lacking(version, index):
         what = {"what": lack} if isinstance(lack, str) else asdict(lack)
         unfinished.append(what | {"message": str(lack)})
+    num_bytes_on_disk, damage = _on_disk(version, index) if on_disk else (None, None)
+    tag = "" if version.tag is None else f"@{version.tag}"
     return {
-        "path": str(version.path),
+        "path": f"{version.path}{tag}",
         "original_name": version.original_name,
         **msgspec.to_builtins(version.info),
         "spec": spec.document(),
@@ -152,7 +167,8 @@ def _describe(version: Version, on_disk: bool) -> Document:
         "frames": int(index.num_frames.sum()),
         "audio_seconds": round(_audio_seconds(version, index), 3),
         "bytes": num_bytes,
-        "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
+        "bytes_on_disk": num_bytes_on_disk,
+        "damage": damage,
         "shards": len(index.shards),
         "libraries": _libraries(version, index) if on_disk else {},
         "batching": batching,
@@ -162,6 +178,23 @@ def _describe(version: Version, on_disk: bool) -> Document:
         "failed": len(failures),
         "failures": failures,
     }
+
+
+def _on_disk(version: Version, index: Index) -> tuple[int, str | None]:
+    """Add up the sizes of all files. Returns also a message about shards without a document."""
+    from featcache.storage.base import MARK
+
+    num_bytes, lost = 0, {f"shards/{name}/{MARK}": name for name in index.shards}
+    for key, size in version.store.walk():
+        num_bytes += size
+        lost.pop(key, None)
+    if not lost:
+        return num_bytes, None
+    names = [*lost.values()]
+    with suppress(DamagedError):
+        version.shard(names[0])  # raises ShardGoneError if it was removed meanwhile
+    what = f"damaged: {counted(len(names), 'shard')} without {MARK}: {listing(names)}"
+    return num_bytes, str(DamagedError(f"{version.path}: {what}", version.path))
 
 
 def _libraries(version: Version, index: Index) -> dict[str, list[str]]:
@@ -333,7 +366,9 @@ def ls(path: Location) -> int:
     Example:
       featcache ls features
     """
-    documents, is_damaged = describe_versions(path, on_disk=False)
+    from featcache.version.selection import split_tag
+
+    documents, is_damaged = describe_versions(*split_tag(path), on_disk=False)
     rows = [{name: document[name] for name in _FIELDS} for document in documents]
     say_json({"versions": rows})
     table = [

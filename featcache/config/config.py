@@ -199,6 +199,8 @@ def _read(source: str | Path) -> tuple[str, Path | None]:
     packaged = packaged_configs().get(str(source))
     if packaged is not None:
         return packaged, None
+    if source == "":
+        raise ConfigError("the name of a config is empty")
     try:
         with Path(source).open("rb") as file:  # perhaps a pipe
             data = file.read(_MOST_BYTES + 1)

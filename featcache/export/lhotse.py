@@ -18,15 +18,16 @@ from featcache.manifest.copies import copies_of
 from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.strings import Strings
 
+TRACK = "#track="
+"""Separates a version's folder from the name of a track."""
+
 
 def write_lhotse(rows: Rows, file: Path, target: Path) -> list[str]:
     """Write cuts whose features lie in the cache."""
     cache = rows.cache
     if not isinstance(cache.version.path, Path) or isinstance(cache, Corpus):
         raise ArgumentError(f"{rows.where}: cuts name one version in a folder: --to shar copies")
-    folder = str(cache.version.path.absolute())
-    if cache.version.tag:
-        folder = f"{folder}@{cache.version.tag}"
+    folder = str(Path(folder_of(cache)).absolute())
     if not target.name.endswith((".jsonl", ".jsonl.gz")):
         raise ArgumentError(f"-o: {target}: Lhotse reads cuts in .jsonl or .jsonl.gz")
     cuts = CutMaker(cache, rows.ids)
@@ -63,6 +64,17 @@ def _opened(file: Path, is_packed: bool) -> TextIO:
     if is_packed:
         return gzip.open(file, "wt", encoding="utf-8")
     return file.open("w", encoding="utf-8")
+
+
+def folder_of(cache: Cache) -> str:
+    """Return a version's folder, with `@` and its tag if it has one, as `open` takes it. For
+    another track than the main one, the track's name follows."""
+    folder = str(cache.version.path)
+    if cache.version.tag:
+        folder += f"@{cache.version.tag}"
+    if cache._track_of is not None:
+        folder += f"{TRACK}{cache.track_name}"
+    return folder
 
 
 def stored_in_cache(folder: str, id_: str) -> dict[str, str]:

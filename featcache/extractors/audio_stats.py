@@ -62,20 +62,22 @@ class AudioStats(VectorExtractor[AudioStatsParams]):
     5. `silent_start`, 6. `silent_end`: seconds at its start and end where every sample is
        below a step of 16 bits;
     7. `bandwidth`: the highest frequency, in Hz, whose mean power is within 70 dB of the
-       loudest frequency's; 0 for silence.
+       loudest frequency's, without the mean of the samples; 0 if all samples are equal.
 
     Set `audio.sample_rate` to the highest rate of the files, or resampling limits
     `bandwidth` and `clipped`."""
 
     Params = AudioStatsParams
-    revision = 1
+    revision = 2
 
     def __init__(self, params: AudioStatsParams, sample_rate: int, device: torch.device) -> None:
         units = ", ".join(f"{name} ({unit})" for name, unit in STATISTICS.items())
         track = Track("features", (len(STATISTICS),), "float32", units, ClipAxis())
         self.spec = FeatureSpec.of(sample_rate, track)
         self._size = max(2, round(_WINDOW_SECONDS * sample_rate))
-        self._taper = torch.hann_window(self._size, dtype=torch.float64, device=device)
+        # a Hann window between its samples: the zero at its start would hide a click
+        steps = torch.arange(self._size, dtype=torch.float64, device=device) + 0.5
+        self._taper = torch.sin(torch.pi / self._size * steps).square()
 
     def vector(self, clip: Clip) -> Tensor:
         waveform, rate = clip.waveform, self.spec.sample_rate
@@ -99,20 +101,25 @@ class AudioStats(VectorExtractor[AudioStatsParams]):
 
     def _by_windows(self, waveform: Tensor) -> tuple[Tensor, Tensor]:
         """Return the share of silent windows, and the bandwidth in Hz."""
-        padded = torch.nn.functional.pad(waveform, (0, -len(waveform) % self._size))
-        windows = padded.view(-1, self._size)
+        mean = waveform.double().mean().float()
         num_quiet = torch.zeros((), dtype=torch.int64, device=waveform.device)
         power = torch.zeros(self._size // 2 + 1, dtype=torch.float64, device=waveform.device)
-        for block in torch.split(windows, _BLOCK):
-            samples = block.double()
+        for block in torch.split(waveform, _BLOCK * self._size):
+            samples = self._windows(block)
             num_quiet += (_decibels(samples.square().mean(dim=1)) < _QUIET).sum()
-            power += torch.fft.rfft(samples * self._taper).abs().square().sum(dim=0)
-        power[:2] = 0  # a constant is no sound
+            sound = self._windows(block - mean) * self._taper
+            power += torch.fft.rfft(sound).abs().square().sum(dim=0)
+        power[:2] = 0  # a drift is no sound
         within = torch.nonzero(power > power.max() * 10 ** (-_SPECTRUM_DECIBELS / 10)).flatten()
         bandwidth = torch.zeros((), device=waveform.device)
         if len(within):
             bandwidth = within[-1] * (self.spec.sample_rate / self._size)
-        return num_quiet / len(windows), bandwidth
+        return num_quiet / -(-len(waveform) // self._size), bandwidth
+
+    def _windows(self, samples: Tensor) -> Tensor:
+        """Cut samples into windows, float64 `[windows, size]`; the last is padded with zeros."""
+        padding = -len(samples) % self._size
+        return torch.nn.functional.pad(samples.double(), (0, padding)).view(-1, self._size)
 
 
 def _decibels(power: Tensor) -> Tensor:

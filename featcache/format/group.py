@@ -2,9 +2,8 @@
 one chunk.
 
 Any Zarr library reads them, and none is needed: a chunk is the array's bytes and their
-CRC-32C. The document has the size and checksum of every other file: so any
-flip, cut or exchange is noticed. A group's name is a hash of its content, which never
-changes."""
+CRC-32C. The document has the size and checksum of every other file, so any flip, cut or
+exchange is noticed. A group's name is a hash of its content, which never changes."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ TABLE_PATHS = ("items/c/0/0", "text/c/0")
 """The files of a group's table."""
 
 WRONG_CHECKSUM = "its checksum does not match"
-"""The end of the fault of a file that has other bytes than were written."""
+"""The fault of a file that has other bytes than were written."""
 
 _CHUNK_CRC32C = 0x48674BC7
 """The CRC-32C of any bytes followed by their own CRC-32C."""
@@ -155,8 +154,8 @@ def naming_remedy(version: object) -> Iterator[None]:
 
 class Group:
     """A group of a version, by its key in the version's store. Opening it reads its
-    document, which must be of this `kind`, of the version with this fingerprint, and of a
-    table with at least these columns. Raises FileNotFoundError if it does not exist."""
+    document, which must have this `kind` and fingerprint, and at least these columns.
+    Raises FileNotFoundError if it does not exist."""
 
     def __init__(
         self, store: Store, key: str, fingerprint: str, kind: Any, columns: Mapping[str, str]
@@ -164,7 +163,8 @@ class Group:
         self.store = store
         self.key = key
         self._table: Table | None = None
-        document = store.read(f"{key}/{MARK}", AT_MOST_BYTES)
+        with naming_remedy(store.location):
+            document = store.read(f"{key}/{MARK}", AT_MOST_BYTES)
         self.info: Any = read_attributes(document, kind, f"{self}/{MARK}", store.location)
         """Its document."""
         if self.info.fingerprint != fingerprint:
@@ -254,7 +254,7 @@ class Group:
             raise self._damaged(path, WRONG_CHECKSUM)
 
     def file_fault(self, path: str) -> str:
-        """Read one of its files, and return what is wrong with it; empty if nothing is."""
+        """Read one of its files, and return its fault; empty if it has none."""
         try:
             for _ in self.checked_blocks(path):
                 pass

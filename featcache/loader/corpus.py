@@ -73,6 +73,8 @@ class Corpus(Cache):
         super().__init__(version, check=check, index=_JoinedIndex(parts), places=places)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._track_of is not None:
+            return Corpus.track, self._track_of
         parts = [(part.name, part.version, part.index.shards) for part in self.index.parts]
         return _reopen, (self._path, parts, self.check, self._places)
 
@@ -85,9 +87,20 @@ class Corpus(Cache):
         return [part.name for part in self.index.parts]
 
     def part(self, name: str) -> Cache:
-        """Open the version of a part. Raises StoreError if there is no such part."""
+        """Open the version of a part, or the same track of it. Raises StoreError if there is no
+        such part."""
         part = self.part_of(name)
-        return Cache(part.version, check=self.check, index=part.index, places=self._places)
+        cache = Cache(part.version, check=self.check, index=part.index, places=self._places)
+        return cache.track(self.track_name)
+
+    def track(self, name: str) -> Cache:
+        """Open a track of all parts, as `Cache.track` does. It is a corpus too."""
+        track = super().track(name)
+        if not isinstance(track, Corpus):
+            of_parts = Corpus.__new__(Corpus)
+            vars(of_parts).update(vars(track), _path=self._path)
+            track = self._tracks[name] = of_parts
+        return track
 
     def locate(self, position: int) -> tuple[str, int]:
         """Return the name of the part that has a position, and the position in it."""
@@ -123,7 +136,8 @@ class Corpus(Cache):
             return super().position(key)
         if len(key) != 2 or not isinstance(key[0], str):
             raise ArgumentError(f"{key!r}: give the name of a part, and an id or a position in it")
-        return self.part_of(key[0]).start + self.part(key[0]).position(key[1])
+        part = self.part_of(key[0])
+        return part.start + Cache(part.version, index=part.index).position(key[1])
 
 
 def _reopen(path: Location, parts: list[tuple[str, Version, list[str]]], *options: Any) -> Corpus:

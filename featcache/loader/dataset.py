@@ -211,6 +211,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         choices = Choices(where, skip_missing, on_changed, copies, columns, classes)
         if shared_in is None:
             self._read(versions, manifest, choices, crop)
+        elif shared_in == "":
+            raise ArgumentError("shared_in is empty: give a folder of this machine")
         else:
             self._share(Path(shared_in), versions, manifest, choices, crop)
 

@@ -58,15 +58,21 @@ class Threads:
 
     def __init__(self, count: int, name: str) -> None:
         self._tasks: SimpleQueue[Task[Any] | None] = SimpleQueue()
-        self._is_cancelled = False
-        # The interpreter would wait for other threads before it runs what ends these.
+        self._is_cancelled = threading.Event()
+        # The interpreter would wait for other threads before it runs what ends these. They do
+        # not refer to this object: an interrupt before the context frees it, which ends them.
         threads = [
-            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
+            threading.Thread(
+                target=_work,
+                args=(self._tasks, self._is_cancelled),
+                name=f"{name}_{number}",
+                daemon=True,
+            )
             for number in range(count)
         ]
+        self._end = finalize(self, _end, self._tasks, threads)
         for thread in threads:
             thread.start()
-        self._end = finalize(self, _end, self._tasks, threads)
 
     def __enter__(self) -> Self:
         return self
@@ -81,19 +87,21 @@ class Threads:
 
     def cancel(self) -> None:
         """Make no call that has not begun."""
-        self._is_cancelled = True
+        self._is_cancelled.set()
 
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            if not self._is_cancelled:
-                task.run()
-            del task  # whoever has started it may free its result
+
+def _work(tasks: SimpleQueue[Task[Any] | None], is_cancelled: threading.Event) -> None:
+    while (task := tasks.get()) is not None:
+        if not is_cancelled.is_set():
+            task.run()
+        del task  # whoever has started it may free its result
 
 
 def _end(tasks: SimpleQueue[Task[Any] | None], threads: Sequence[threading.Thread]) -> None:
     for _thread in threads:
         tasks.put(None)
     for thread in threads:
-        # The garbage of an iteration may be collected in one of its own threads.
-        if thread is not threading.current_thread():
+        # The garbage of an iteration may be collected in one of its own threads. After an
+        # interrupt, some may not have begun.
+        if thread.is_alive() and thread is not threading.current_thread():
             thread.join()

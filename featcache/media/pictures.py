@@ -296,31 +296,44 @@ def _of_named(title: str, units: dict[str, str], values: NDArray[Any], columns: 
 
 
 def _of_events(title: str, events: Sequence[Any], columns: int) -> Picture:
-    """Draw events in lanes, so that none covers another, as far as there are lanes."""
+    """Draw events in lanes, so that none covers another, as far as there are lanes. A label
+    is in its event, or next to a point."""
     times = np.array([event[:2] for event in events], np.float64).reshape(-1, 2)
     times = np.nan_to_num(times, posinf=0, neginf=0).clip(0)
     end = float(times.max(initial=0))
-    edges = np.rint(times / (end or 1.0) * columns).astype(int)
+    scale = end or 1.0
+    edges = np.rint(times / scale * columns).astype(int)
     ends = np.zeros(_MOST_LANES)  # of the last event in each lane
     lanes = []
-    for number_of, (start, last) in enumerate(times.tolist()):
-        lane = int((ends > start).argmin())
-        ends[lane] = max(last, np.nextafter(start, np.inf))  # a point covers another
-        lanes.append((lane, number_of))
-    count = 1 + max((lane for lane, _ in lanes), default=0)
+    for event, (start, last) in zip(events, times.tolist(), strict=True):
+        text = _one_line(event.label or "")
+        left, right = _room_of(text, start, last, scale)
+        lane = int((ends > left).argmin())
+        if ends[lane] > left:  # all lanes are full
+            right = left
+        ends[lane] = max(right, np.nextafter(start, np.inf))  # a point covers another
+        lanes.append((lane, text, left / scale, (right - left) / scale))
+    count = 1 + max((lane for lane, *_ in lanes), default=0)
     shades = np.zeros((count * _LANE_ROWS, columns), np.uint8)
     labels = []
-    for lane, number_of in lanes:
-        text = _one_line(events[number_of].label or "")
-        first, last = edges[number_of].tolist()
+    for (lane, text, left, width), (first, last) in zip(lanes, edges.tolist(), strict=True):
         first = min(first, columns - 1)  # a point may be at the end
         shade = _EVENT_SHADES[zlib.crc32(text.encode(errors="replace")) % len(_EVENT_SHADES)]
         top = lane * _LANE_ROWS
         shades[top + 1 : top + _LANE_ROWS - 1, first : max(last, first + 1)] = shade
-        place = (lane + 0.5) / count
-        labels.append(Label(first / columns, place, (last - first) / columns, text))
+        labels.append(Label(left, (lane + 0.5) / count, width, text))
     across, up = Axis("seconds", 0, end), Axis("lane", count, 0, True)
     return Picture(title, shades, across, up, labels=labels[:_MOST_LABELS])
+
+
+def _room_of(text: str, start: float, last: float, end: float) -> tuple[float, float]:
+    """Return where an event's label begins and ends: a point's to its right, or else to its
+    left."""
+    if last > start:
+        return start, last
+    width = (len(text) * _CHARACTER + 6) / (_BOX.right - _BOX.left) * end if text else 0.0
+    left = start if start + width <= end else max(0.0, start - width)
+    return left, min(left + width, end)
 
 
 def encode_png(shades: Shades) -> bytes:

@@ -76,6 +76,8 @@ class Stats:
     """Float64 `[groups, *item_shape]`."""
     group_variance: Array = field(default_factory=lambda: np.empty(0))
     """Float64 `[groups, *item_shape]`."""
+    track: str = ""
+    """The name of the track; empty in older files, which do not have it."""
 
     @property
     def std(self) -> Array:
@@ -125,7 +127,8 @@ class Stats:
         except Exception as error:
             raise StoreError(f"{path}: not a file written by `featcache stats`") from error
         try:
-            for name in ("version", "fingerprint", "units", "frames", "utterances", "by"):
+            arrays.setdefault("track", np.array(""))
+            for name in ("version", "fingerprint", "units", "frames", "utterances", "by", "track"):
                 arrays[name] = arrays[name].item()
             groups = list(map(str, arrays.pop("groups", np.empty(0)).tolist()))
             stats = cls(**arrays | {"by": arrays["by"] or None, "groups": groups})
@@ -216,6 +219,7 @@ def moments(
         utterances=int(utterances.sum()),
         mean=mean[0, ...],  # an array even of one value
         variance=variance[0, ...],
+        track=cache.track_name,
     )
     if by is None:
         return stats

@@ -21,7 +21,7 @@ from featcache.loader.utterances import find_utterances, versions_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
-from featcache.spec import MAIN, Ints
+from featcache.spec import Ints
 
 PIECE_FRAMES = 256
 
@@ -108,8 +108,7 @@ def select(
 ) -> Selection:
     """Select the utterances of a manifest, those at some positions, or all of a cache; in
     groups by a column of the manifest, or in a single group. Raises as `moments` does."""
-    corpus, track = cache._track_of or (cache, MAIN)
-    if isinstance(corpus, Corpus) and (manifest is not None or by is not None):
+    if isinstance(cache, Corpus) and (manifest is not None or by is not None):
         what = "statistics of a corpus are of all its utterances"
         raise ArgumentError(f"{what}: for a manifest, name one of its parts")
     if isinstance(manifest, np.ndarray):
@@ -118,9 +117,9 @@ def select(
         chosen = _of_manifest(cache, manifest, by)
     elif by is not None:
         raise ManifestError(f"to group by {by!r} takes a manifest with that column")
-    elif isinstance(corpus, Corpus):
-        parts = map(corpus.part, corpus.parts)
-        chosen = Selection([part.track(track) for part in parts if len(part)])
+    elif isinstance(cache, Corpus):
+        parts = map(cache.part, cache.parts)
+        chosen = Selection([part for part in parts if len(part)])
     else:
         chosen = Selection([cache])
     if not any(part.lengths[positions].any() for part, positions, _ in chosen):

@@ -61,7 +61,7 @@ def as_location(name: str, text: str | Path | ObjectPath) -> Location:
     bucket, with a possible secret, or as a Path."""
     if isinstance(text, ObjectPath):
         return text
-    if not isinstance(text, str | os.PathLike):
+    if not text or not isinstance(text, str | os.PathLike):
         raise ArgumentError(f"{name}: {text!r} is neither a path nor a URL")
     if not names_url(name, text):
         return Path(text)

@@ -161,6 +161,8 @@ def manifests_of_parts(paths: Sequence[str | Path]) -> dict[str, Path] | None:
     a pattern; see also `by_part_name`."""
     manifests, is_several = list[Path](), len(paths) > 1
     for path in map(str, paths):
+        if not path:
+            raise ArgumentError("the path of a manifest is empty")
         names = expand_braces(path)
         if os.path.exists(path) or ([path] == names and not glob.has_magic(path)):
             manifests.append(Path(path))

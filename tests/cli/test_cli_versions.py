@@ -40,8 +40,12 @@ def test_a_version_is_tagged_listed_and_read_by_its_tag(version):
     assert "tag paper: 6 utterances" in run("info", cache)
     assert json.loads(run("ls", cache, "--json"))["versions"][0]["tags"][0]["name"] == "paper"
     add_shard(version, make_features(3, prefix="more"), row=20, run="run 3")
-    for command in ("verify", "stats"):
+    for command in ("verify", "stats", "info"):
         assert "6 utterances" in run(command, cache / "fbank80@paper")
+    for place in (f"{cache}@paper", cache / "fbank80@paper"):
+        (listed,) = json.loads(run("ls", place, "--json"))["versions"]
+        assert (listed["path"], listed["utterances"]) == (f"{version.path}@paper", 6)
+    assert "has no tag draft: its tags are paper" in run("ls", f"{cache}@draft", code=1)
     assert "3 only in" in run("diff", cache / "fbank80@paper", cache / "fbank80")
     for options in (["--dry-run"], ["--yes"]):
         assert "holds the tags paper" in (said := run("rm", cache / "fbank80", *options, code=2))
@@ -66,6 +70,18 @@ def test_hours_are_those_of_what_counts(version):
     for command in ("ls", "info"):
         (told,) = json.loads(run(command, version.path.parent, "--json"))["versions"]
         assert told["audio_seconds"] == round(counted, 3)
+
+
+def test_info_names_the_shards_without_a_document(version):
+    """The index has them, so they are read nowhere else."""
+    cache = version.path.parent
+    (whole,) = json.loads(run("info", cache, "--json"))["versions"]
+    assert whole["damage"] is None
+    lost = version.shard_names()[1]
+    (version.path / "shards" / lost / "zarr.json").unlink()
+    said = run("info", cache, code=1)
+    assert "6 utterances" in said
+    assert f"{version.path}: damaged: 1 shard without zarr.json: {lost}; `featcache repair" in said
 
 
 def test_of_two_versions_of_a_name_the_tag_of_one_is_removed(tmp_path):

@@ -37,7 +37,7 @@ IN_PACKAGES = {"crepe", "dnsmos", "ge2e", "onnx", "swift_f0"}
 """Extractors of packaged configs whose weights come inside packages of the registry."""
 
 FINGERPRINTS = {
-    "audio-stats": "821df19ff62a40b89df294fc7c1fb204e3ec973bc69d00654cf26f54dacf51a0",
+    "audio-stats": "61ed4807065e27b6f38721a00dd11f6b071cbfec83913ee030de6f5813f2787d",
     "dac16k": "1d04ff727f25cef46f7bb774bf3d7e149b4286789bc795080a417bb7f77916d6",
     "dac24k": "a1affd4abfc94be5f84792dc12b67cec47e17905cfd9ec7e5d0b7e468e4a51a2",
     "dac44k-latents": "e493bae122a5fd350ae3cceb67d889c00b65556912607b3e0b2aedd2bb964d67",

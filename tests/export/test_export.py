@@ -23,7 +23,7 @@ from featcache.errors import ArgumentError, ManifestError, StoreError
 from featcache.export import FORMATS, export
 from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.write import to_jsonl
-from featcache.spec import Clip, Events, Track
+from featcache.spec import Clip, Events, Frames, Track
 
 TEXTS = {"a.b-1": "hello, you", "x/y": "good\nnight", "utt 2": "kettle", "z": ""}
 
@@ -153,6 +153,19 @@ def test_lhotse_s_cuts_are_those_of_the_adapter_and_read_the_shards(tmp_path, fl
     assert [cut.to_dict() for cut in read] == [cut.to_dict() for cut in theirs]
     lhotse.validate(read, read_data=True)
     assert_same({cut.id: cut.load_features() for cut in read}, features, "f4")
+
+
+def test_lhotse_s_cuts_of_a_track_read_the_track(tmp_path):
+    lhotse = pytest.importorskip("lhotse")
+    from featcache.adapters.lhotse import cuts
+
+    side = (Track("slow", (2,), "float32", "every third frame", Frames(100 / 3)),)
+    features = {f"u{frames}": np.zeros((frames, 4), "f4") for frames in (9, 31)}
+    track = made_cache(tmp_path / "c", features, side=side).track("slow")
+    export(track, "lhotse", tmp_path / "cuts.jsonl")
+    read = lhotse.CutSet.from_file(tmp_path / "cuts.jsonl")
+    assert [cut.to_dict() for cut in read] == [cut.to_dict() for cut in cuts(track)]
+    assert_same({cut.id: cut.load_features() for cut in read}, dict(track.items()))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files left open

@@ -15,7 +15,7 @@ from extractions import TINY, extracted, write_config
 import featcache
 from featcache.config import load_config
 from featcache.device import Device
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, ConfigError
 from featcache.extraction import from_audio
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.plan import new_version_notes
@@ -137,6 +137,21 @@ def test_what_a_call_is_given_of_another_type_is_named(plain, scratch):
             featcache.extract(plain.manifest(), configs, scratch)
     with pytest.raises(ArgumentError, match="source: 3 is neither a path nor a URL"):
         featcache.Options(source=3)
+
+
+def test_no_path_is_empty(plain, scratch, monkeypatch):
+    """An unset variable would mean the current folder."""
+    monkeypatch.chdir(scratch)
+    for manifest in ("", [""], [plain.manifest(), ""]):
+        with pytest.raises(ArgumentError, match="the path of a manifest is empty"):
+            featcache.extract(manifest, "fbank80", scratch)
+    with pytest.raises(ArgumentError, match="cache: '' is neither a path nor a URL"):
+        featcache.extract(plain.manifest(), "fbank80", "")
+    with pytest.raises(ArgumentError, match="path: '' is neither a path nor a URL"):
+        featcache.open("")
+    with pytest.raises(ConfigError, match="the name of a config is empty"):
+        featcache.extract(plain.manifest(), ["fbank80", ""], scratch)
+    assert not [*scratch.iterdir()]
 
 
 def test_each_worker_computes_with_one_thread_of_torch(cli, plain, scratch):

@@ -60,6 +60,28 @@ def test_the_share_of_silence_is_that_of_quiet_windows():
     assert statistics(np.concatenate([noise(3), quiet]))["silence"] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("num_samples", [1, 7, RATE // 50 - 1, RATE // 50, RATE // 50 + 1, RATE])
+@pytest.mark.parametrize("constant", [0.0, 1e-6, 100 / 32768, 1 / 3, -1.0])
+def test_a_constant_has_no_bandwidth(constant, num_samples):
+    found = statistics(np.full(num_samples, constant))
+    assert found["bandwidth"] == 0
+    assert found["dc"] == pytest.approx(constant)
+
+
+@pytest.mark.parametrize("place", [0, 1, 7999, 8000, 8001, RATE - 1])
+def test_a_click_has_all_frequencies_wherever_it_is(place):
+    waveform = np.zeros(RATE)
+    waveform[place] = 1
+    assert statistics(waveform)["bandwidth"] == RATE / 2
+
+
+def test_an_offset_of_the_microphone_has_no_bandwidth_of_its_own():
+    """Also where the last window ends in the middle of the sound."""
+    seconds = np.arange(RATE + RATE // 100) / RATE
+    tone = 0.1 * np.sin(2 * np.pi * 1000 * seconds)
+    assert statistics(tone + 0.5)["bandwidth"] == statistics(tone)["bandwidth"]
+
+
 @pytest.mark.parametrize("recorded", [8000, 12_000])
 def test_upsampled_audio_has_the_bandwidth_of_its_first_rate(recorded):
     waveform = soxr.resample(noise(2, rate=recorded), recorded, RATE)

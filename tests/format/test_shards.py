@@ -138,6 +138,18 @@ def test_a_code_that_is_missing_is_none(scratch):
             shard.features  # noqa: B018
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_file_for_a_folder_and_a_folder_for_a_file_name_the_remedy(scratch, is_file):
+    version = create(scratch)
+    shard = write(version, [item("a")])
+    lost = shard.folder if is_file else shard.folder / MARK
+    shutil.rmtree(shard.folder)
+    lost.parent.mkdir(exist_ok=True)
+    lost.write_text("") if is_file else lost.mkdir()
+    with pytest.raises(DamagedError, match=r"damaged: .*; `featcache repair .*` repairs it"):
+        version.shard(shard.name)
+
+
 # Written
 
 

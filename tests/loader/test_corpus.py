@@ -16,6 +16,7 @@ import featcache
 from featcache import BucketBatchSampler
 from featcache.care.copying import copy_parts_list, copy_version
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, StoreError
+from featcache.spec import Frames, Track
 from featcache.storage.location import parse_location
 from featcache.storage.opening import open_store
 from featcache.version.corpus import Part, PartVersion, put_part, record_version
@@ -25,7 +26,7 @@ from featcache.version.selection import select_versions
 SHARDS = ([5, 4], [7], [3, 3, 2], [6])
 
 
-def make_corpus(folder, *parts, augment=None, prefix="{name}-{at}"):
+def make_corpus(folder, *parts, augment=None, prefix="{name}-{at}", side=()):
     """Make a corpus of the parts `p0`, `p1` …, of whose shards the numbers of utterances
     are given; of the third one of the first shard of `p0`, the id is `p0-0-2`, unless the
     prefix is another."""
@@ -36,7 +37,7 @@ def make_corpus(folder, *parts, augment=None, prefix="{name}-{at}"):
             make_features(sizes[at], seed=100 * number + at, prefix=one)
             for at, one in enumerate(prefixes)
         ]
-        version = make_version(folder / name, *shards, augment=augment)
+        version = make_version(folder / name, *shards, augment=augment, side=side)
         put_part(folder, Part(name, f"/manifests/{name}.csv"))
         record_version(version, PartVersion.of(version, open_index(version)))
     return folder
@@ -235,6 +236,25 @@ def test_caches_beside_a_corpus_come_first(folder, tmp_path):
             featcache.FeatureDataset(versions, tmp_path / "p2.csv")
     with pytest.raises(ArgumentError, match="manifest is a list: with a corpus, give one path: of"):
         featcache.FeatureDataset(corpus, [tmp_path / "p2.csv"])
+
+
+@pytest.mark.parametrize("names", [("main", "slow"), ("slow", "main")])
+def test_a_track_of_a_corpus_is_a_corpus(tmp_path, names):
+    side = (Track("slow", (2,), "float32", "every third frame", Frames(100 / 3)),)
+    corpus = featcache.open(make_corpus(tmp_path / "corpus", [5], [3], prefix="utt", side=side))
+    slow = corpus.track("slow")
+    assert slow is corpus.track("slow")
+    assert np.array_equal(slow["p1", "utt-2"], corpus.part("p1").track("slow")["utt-2"])
+    assert np.array_equal(slow.part("p1")["utt-2"], slow[7])
+    assert np.array_equal(pickle.loads(pickle.dumps(slow)).part("p1")["utt-2"], slow[7])
+    of_name = {"main": corpus, "slow": slow}
+    versions = {name: of_name[name] for name in names}
+    (tmp_path / "p1.csv").write_text("id\nutt-2\nutt-0\n")
+    for manifest, positions in ((None, range(8)), (tmp_path / "p1.csv", [7, 5])):
+        dataset = featcache.FeatureDataset(versions, manifest)
+        lengths = dataset.batch(range(len(dataset)))["lengths"]
+        assert lengths["main"].tolist() == corpus.lengths[positions].tolist()
+        assert lengths["slow"].tolist() == slow.lengths[positions].tolist()
 
 
 def test_the_copies_of_a_corpus_are_rows_with_their_speeds(tmp_path):

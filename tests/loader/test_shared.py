@@ -257,6 +257,10 @@ class TestSharedIn:
             assert [*dataset.ids] == [*expected.ids]
             assert_same(dataset.batch([0, 1]), expected.batch([0, 1]))
 
+    def test_an_empty_path_is_no_folder(self, cache, manifest):
+        with pytest.raises(ArgumentError, match="shared_in is empty: give a folder"):
+            featcache.FeatureDataset(cache, manifest, shared_in="")
+
     def test_what_processes_cannot_compare_is_refused(self, cache, manifest, folder):
         refused = [([{"id": "utt-1"}], {}), ("-", {}), (manifest, {"where": lambda row: True})]
         for source, options in refused:

@@ -63,6 +63,24 @@ def test_one_of_the_threads_may_end_them_all():
     assert len(names) <= 1
 
 
+def test_an_interrupt_before_the_context_ends_them(monkeypatch):
+    begin = threading.Thread.start
+
+    def interrupted(thread):
+        if thread.name == "test-interrupt_2":
+            raise KeyboardInterrupt
+        begin(thread)
+
+    begun = Threads(2, "test-interrupt")
+    del begun
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Threads(3, "test-interrupt")
+    gc.collect()
+    assert not [one for one in threading.enumerate() if one.name.startswith("test-interrupt")]
+
+
 def test_the_end_waits_for_calls_that_run_and_makes_no_others():
     begun, may_end, made = threading.Event(), threading.Event(), []
 

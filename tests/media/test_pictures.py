@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
+from itertools import pairwise
 from unittest.mock import Mock
 from xml.etree import ElementTree
 
@@ -198,6 +199,23 @@ def test_events_without_durations_are_all_drawn():
     assert (picture.shades[12] > 0).nonzero()[0].tolist() == [30]
     for timeless in ([], [Event(0, 0, "a")]):
         assert draw(EVENTS, timeless).axes()[0] == [], "there is no scale"
+
+
+def test_points_have_their_labels_next_to_them():
+    """None is cut, leaves the picture, or begins before the end of another in its lane."""
+    events = [Event(at, at, f"tone {at}") for at in (0.0, 0.1, 0.2, 5.0, 9.5, 9.9, 10.0)]
+    events.append(Event(5.1, 6.0, "a word"))
+    picture = draw(EVENTS, sorted(events))
+    drawn = picture.texts()[1:]
+    assert [text.text for text in drawn] == [event.label for event in sorted(events)]
+    of_lanes = {}
+    for label, text in zip(picture.labels, drawn, strict=True):
+        begin, end = text.x, text.x + 8 * len(text.text)
+        assert begin >= 70
+        assert end <= 890
+        of_lanes.setdefault(label.middle, []).append((begin, end))
+    for spans in of_lanes.values():
+        assert all(before[1] <= after[0] for before, after in pairwise(sorted(spans)))
 
 
 @pytest.mark.parametrize("vector", [np.zeros(6, np.float32), np.float32(0)])
