@@ -101,20 +101,29 @@ class AudioStats(VectorExtractor[AudioStatsParams]):
 
     def _by_windows(self, waveform: Tensor) -> tuple[Tensor, Tensor]:
         """Return the share of silent windows, and the bandwidth in Hz."""
-        mean = waveform.double().mean().float()
         num_quiet = torch.zeros((), dtype=torch.int64, device=waveform.device)
-        power = torch.zeros(self._size // 2 + 1, dtype=torch.float64, device=waveform.device)
         for block in torch.split(waveform, _BLOCK * self._size):
-            samples = self._windows(block)
-            num_quiet += (_decibels(samples.square().mean(dim=1)) < _QUIET).sum()
-            sound = self._windows(block - mean) * self._taper
-            power += torch.fft.rfft(sound).abs().square().sum(dim=0)
+            levels = _decibels(self._windows(block).square().mean(dim=1))
+            num_quiet += (levels < _QUIET).sum()
+        power = self._power(waveform - waveform.double().mean().float())
         power[:2] = 0  # a drift is no sound
         within = torch.nonzero(power > power.max() * 10 ** (-_SPECTRUM_DECIBELS / 10)).flatten()
         bandwidth = torch.zeros((), device=waveform.device)
         if len(within):
             bandwidth = within[-1] * (self.spec.sample_rate / self._size)
         return num_quiet / -(-len(waveform) // self._size), bandwidth
+
+    def _power(self, sound: Tensor) -> Tensor:
+        """Return the power at each frequency, float64 `[size // 2 + 1]`, summed over windows.
+        The last window ends with the sound: padding would cut a tone off."""
+        whole = len(sound) // self._size * self._size
+        blocks = [*torch.split(sound[:whole], _BLOCK * self._size)] if whole else []
+        if whole < len(sound):
+            blocks.append(sound[-self._size :])
+        power = torch.zeros(self._size // 2 + 1, dtype=torch.float64, device=sound.device)
+        for block in blocks:
+            power += torch.fft.rfft(self._windows(block) * self._taper).abs().square().sum(dim=0)
+        return power
 
     def _windows(self, samples: Tensor) -> Tensor:
         """Cut samples into windows, float64 `[windows, size]`; the last is padded with zeros."""

@@ -75,11 +75,11 @@ def test_a_click_has_all_frequencies_wherever_it_is(place):
     assert statistics(waveform)["bandwidth"] == RATE / 2
 
 
-def test_an_offset_of_the_microphone_has_no_bandwidth_of_its_own():
-    """Also where the last window ends in the middle of the sound."""
-    seconds = np.arange(RATE + RATE // 100) / RATE
-    tone = 0.1 * np.sin(2 * np.pi * 1000 * seconds)
-    assert statistics(tone + 0.5)["bandwidth"] == statistics(tone)["bandwidth"]
+@pytest.mark.parametrize("num_samples", [RATE, RATE + 1, RATE + RATE // 100, 2 * RATE - 1])
+@pytest.mark.parametrize("offset", [0, 0.5])
+def test_a_tone_has_its_own_bandwidth_wherever_it_ends(num_samples, offset):
+    tone = 0.1 * np.sin(2 * np.pi * 1000 * np.arange(num_samples) / RATE)
+    assert statistics(tone + offset)["bandwidth"] == pytest.approx(1000, abs=150)
 
 
 @pytest.mark.parametrize("recorded", [8000, 12_000])
