@@ -81,6 +81,9 @@ class Units(RowExtractor[UnitsParams]):
         kind = find(config["extractor"])
         source_params = kind.Params.model_validate(config["params"])
         source = build(kind, source_params, sample_rate, device)
+        if source.spec.kind != "frames" or config["store"].get("pool"):
+            what = "its centroids are of whole utterances, and units are of frames"
+            raise weights_error(params.weights, what)
         self._source: Extractor[Params] = source if source.takes_rows else _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
