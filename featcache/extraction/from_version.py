@@ -218,8 +218,8 @@ def open_source(path: Location, fingerprint: str, keep_index: bool = True) -> So
             return SourceVersion(version, keep_index)
     names = listing(version.path.name for version in versions)
     raise ConfigError(
-        f"--from {path}: no version has the features of this config, with the same params, audio "
-        f"and store.dtype (fingerprint {fingerprint[:12]}); it holds {names}"
+        f"--from {path}: no version has the features of this config, with the same params, audio, "
+        f"augment and store.dtype (fingerprint {fingerprint[:12]}); it holds {names}"
     )
 
 

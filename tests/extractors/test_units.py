@@ -316,7 +316,8 @@ def test_the_version_is_found_by_its_fingerprint(tmp_path):
     )
     assert open_source(tmp_path, two.info.fingerprint).version.path == two.path
     with pytest.raises(
-        ConfigError, match=r"no version has .*fingerprint 000000000000.*; it holds one-.*two-"
+        ConfigError,
+        match=r"no version has .*, augment and .*fingerprint 000000000000.*; it holds one-.*two-",
     ):
         open_source(tmp_path, "0" * 64)
     with pytest.raises(ConfigError, match="it holds one-"):
