@@ -76,6 +76,7 @@ class Units(RowExtractor[UnitsParams]):
         config = _resolved_config(codebook, params)
         self._source_name = str(config["name"])
         self.source_fingerprint = codebook.fingerprint
+        self.needs_source = config["extractor"] == "imported"
         self._source_audio: dict[str, Any] = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
         kind = find(config["extractor"])
