@@ -194,9 +194,10 @@ def find_source(
     in that cache. Raises ConfigError if a config needs audio, or other copies."""
     for built in configs:
         if built.source_fingerprint is None:
+            reads = "takes audio" if built.label_files is None else "reads other files"
             raise ConfigError(
                 f"--from is only for units and for store.pool: {built.config.extractor} of "
-                f"{built.config.name} takes audio"
+                f"{built.config.name} {reads}"
             )
         if built.source_fingerprint != configs[0].source_fingerprint:
             raise ConfigError(
