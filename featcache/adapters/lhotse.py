@@ -50,8 +50,9 @@ class Reader(FeaturesReader):  # type: ignore[misc]
         """Read the frames of the utterance `key` from the left offset to the right offset,
         or to the end.
 
-        Returns a new array `[frames, *item_shape]`: float32 if floats are stored, and
-        otherwise the stored dtype. Raises MissingItemError or DamagedError."""
+        Returns a new array `[frames, *item_shape]`, or `[*item_shape]` of a vector: float32
+        if floats are stored, and otherwise the stored dtype. Raises MissingItemError or
+        DamagedError."""
         position = self._cache.position(key)
         num_frames = int(self._cache.lengths[position])
         first, end, _ = slice(left_offset_frames, right_offset_frames).indices(num_frames)
@@ -140,8 +141,13 @@ class _Cuts:
             yield MonoCut(**cut)
 
 
-def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArray:
-    shape = [num_frames, *cache.spec.item_shape]
+def _array(cache: Cache, id_: str, num_entries: int, start: float) -> Array | TemporalArray:
+    """Make the array of an utterance; one without frames in time is whole in every part of
+    its cut."""
+    axis, shape = cache.spec.axis, [*cache.spec.item_shape]
+    if axis.is_ragged:
+        shape = [num_entries, *shape]
     array = Array(shape=shape, **stored_in_cache(folder_of(cache), id_))
-    frame_shift = cache.spec.axis.seconds(1)
-    return TemporalArray(array=array, temporal_dim=0, frame_shift=frame_shift, start=start)
+    if not axis.exact_rate:
+        return array
+    return TemporalArray(array=array, temporal_dim=0, frame_shift=axis.seconds(1), start=start)

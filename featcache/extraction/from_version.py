@@ -194,9 +194,10 @@ def find_source(
     in that cache. Raises ConfigError if a config needs audio, or other copies."""
     for built in configs:
         if built.source_fingerprint is None:
+            reads = "takes audio" if built.label_files is None else "reads other files"
             raise ConfigError(
                 f"--from is only for units and for store.pool: {built.config.extractor} of "
-                f"{built.config.name} takes audio"
+                f"{built.config.name} {reads}"
             )
         if built.source_fingerprint != configs[0].source_fingerprint:
             raise ConfigError(
@@ -218,8 +219,8 @@ def open_source(path: Location, fingerprint: str, keep_index: bool = True) -> So
             return SourceVersion(version, keep_index)
     names = listing(version.path.name for version in versions)
     raise ConfigError(
-        f"--from {path}: no version has the features of this config, with the same params, audio "
-        f"and store.dtype (fingerprint {fingerprint[:12]}); it holds {names}"
+        f"--from {path}: no version has the features of this config, with the same params, audio, "
+        f"augment and store.dtype (fingerprint {fingerprint[:12]}); it holds {names}"
     )
 
 

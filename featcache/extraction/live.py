@@ -202,7 +202,7 @@ def extractor(
 
 def _live(config: Config, probes: list[dict[str, Any]], device: Device) -> LiveExtractor:
     built = BuiltConfig(config, device)
-    if built.label_files is not None:
+    if built.label_files is not None or built.extractor.needs_source:
         raise ConfigError(f"{config.name}: {config.extractor} reads other files, and no audio")
     choice = choose_batching(built.extractor, probes, device.label)
     built.extractor.chosen_batching = choice.batching

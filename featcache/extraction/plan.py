@@ -195,7 +195,7 @@ def plan_extraction(
         )
     if options.source is None:
         require_reading(manifest)
-    _check_new_versions(cache, all_built)
+    _check_new_versions(cache, all_built, options.source is not None)
     source = None
     if options.source is not None:
         source = find_source(all_built, options.source, keep_index=not options.dry_run)
@@ -214,14 +214,16 @@ def plan_extraction(
     return replace(plan, notes=_notes(plan))
 
 
-def _check_new_versions(cache: Location, configs: Sequence[BuiltConfig]) -> None:
-    """Raise ConfigError if a config does not suit its extractor, before audio is looked at,
-    or two configs make the same version."""
+def _check_new_versions(cache: Location, configs: Sequence[BuiltConfig], has_source: bool) -> None:
+    """Raise ConfigError if a config does not suit its extractor or needs a source, before
+    audio is looked at, or two configs make the same version."""
     name_of: dict[str, str] = {}
     for built in configs:
         if not open_store(cache / built.folder_name).exists(MARK):
-            _ = built.extractor
             name = built.config.name
+            if built.extractor.needs_source and not has_source:
+                what = "its features were imported, and cannot be made from audio"
+                raise ConfigError(f"{name}: {what}: give their version, --from CACHE/VERSION")
             first = name_of.setdefault(built.fingerprint, name)
             if first != name:
                 what = f"{first} and {name} are one version, with the fingerprint"

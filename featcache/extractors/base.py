@@ -216,6 +216,8 @@ class Extractor(ABC, Generic[P]):
     memory a waveform begins."""
     source_fingerprint: str | None = None
     """The fingerprint of the version from whose features these can be made, if any."""
+    needs_source: bool = False
+    """True if they can only be made from that version, and not from audio."""
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:

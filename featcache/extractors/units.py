@@ -76,11 +76,15 @@ class Units(RowExtractor[UnitsParams]):
         config = _resolved_config(codebook, params)
         self._source_name = str(config["name"])
         self.source_fingerprint = codebook.fingerprint
+        self.needs_source = config["extractor"] == "imported"
         self._source_audio: dict[str, Any] = config["audio"]
         self.check_audio({"sample_rate": sample_rate})
         kind = find(config["extractor"])
         source_params = kind.Params.model_validate(config["params"])
         source = build(kind, source_params, sample_rate, device)
+        if source.spec.kind != "frames" or config["store"].get("pool"):
+            what = "its centroids are of whole utterances, and units are of frames"
+            raise weights_error(params.weights, what)
         self._source: Extractor[Params] = source if source.takes_rows else _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])

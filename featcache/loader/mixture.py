@@ -40,7 +40,7 @@ class Mixture:
 
     def __post_init__(self) -> None:
         if not isinstance(self.sources, Mapping) or not self.sources:
-            raise ArgumentError("the mixture has no sources: give datasets by name")
+            raise ArgumentError('the mixture has no sources by name: give {"name": dataset}')
         for name, dataset in self.sources.items():
             if not isinstance(dataset, FeatureDataset):
                 raise ArgumentError(f"the source {name!r} is no FeatureDataset")

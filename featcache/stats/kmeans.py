@@ -69,7 +69,10 @@ def fit_version(
     Raises ConfigError if the features are no vectors of floats, or the sample has fewer
     frames than `k`, NaN or infinity; DamagedError if a shard is damaged."""
     path, info, spec = version.path, version.info, version.info.spec
-    if spec.values_dtype.kind != "f" or spec.axis.has_times:
+    if spec.kind != "frames":
+        what = f"holds {spec.main.shape_text()}, {spec.axis}"
+        raise ConfigError(f"{path}: {what}; k-means takes frames, [frames, D]")
+    if spec.values_dtype.kind != "f":
         what = f"holds {spec.dtype}, {spec.units}"
         raise ConfigError(f"{path}: {what}; k-means takes floats")
     if len(spec.item_shape) != 1:

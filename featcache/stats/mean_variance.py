@@ -180,7 +180,7 @@ def moments(
 
     Raises:
         StoreError: The cache holds codes, no utterances, or NaN or infinity.
-        ArgumentError: A manifest or `by` is given for a corpus.
+        ArgumentError: The cache holds events; or a manifest or `by` is given for a corpus.
         ManifestError: The manifest cannot be read, has faults, or no column `by`.
         MissingItemError: The manifest has utterances that the cache does not have; up to
             ten are listed.
@@ -188,7 +188,7 @@ def moments(
     """
     spec, path = cache.spec, cache.version.path
     if spec.axis.has_times:
-        raise StoreError(f"{path}: holds events, and the mean of their times says nothing")
+        raise ArgumentError(f"{path}: holds events, and statistics are of frames and vectors")
     if spec.codebook_sizes or spec.values_dtype.kind != "f":
         what = f"holds codes, {spec.dtype}: they have no mean"
         raise StoreError(f"{path}: {what}; featcache.stats.usage counts them")

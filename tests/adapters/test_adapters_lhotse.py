@@ -100,6 +100,20 @@ class TestCuts:
             assert np.array_equal(cut.load_features(), main[cut.id])
             assert np.array_equal(cut.load_slow(), main.track("slow")[cut.id])
 
+    def test_have_the_vectors_of_another_version_whole(self, tmp_path):
+        written = made_cache(tmp_path / "fbank", make_features(4, max_frames=30))
+        stored = {id_: np.full((1, 3), n, np.float16) for n, id_ in enumerate(written.ids)}
+        vectors = made_cache(tmp_path / "vectors", stored, axis=Clip())
+        cut_set = cuts(featcache.FeatureDataset({"fbank": written, "voice": vectors}))
+        validate(cut_set)
+        cut_set.to_file(tmp_path / "cuts.jsonl")
+        for cut in CutSet.from_file(tmp_path / "cuts.jsonl"):
+            for part in (cut, cut.truncate(duration=0.01)):
+                assert part.load_voice().dtype == np.float32
+                assert np.array_equal(part.load_voice(), vectors[cut.id])
+        voices = collate_custom_field(cut_set.to_eager(), "voice")
+        assert np.array_equal(voices, np.stack([*vectors.values()]))
+
     def test_are_made_anew_each_time_and_alike(self, made):
         cut_set = cuts(made.both())
         assert (

@@ -13,7 +13,7 @@ from damage import flip
 from make_cache import make_features
 
 import featcache
-from featcache.errors import AudioError, Reason
+from featcache.errors import AudioError, ConfigError, Reason
 from featcache.extractors.imported import Imported, ImportedParams, read_array
 
 _ARRAYS = make_features(3, dtype="float32").values()
@@ -373,6 +373,25 @@ def test_one_number_for_each_utterance_is_shown_and_summed(cli, tmp_path):
     cli("import", numbers, "-o", tmp_path / "c", "--name", "snr", "--made-by", "x").with_code(0)
     assert "mean         3\n" in cli("show", tmp_path / "c", "b").with_code(0).out
     assert "dimensions from 2 to 2" in cli("stats", tmp_path / "c").with_code(0).out
+
+
+def test_units_are_made_from_the_version_and_never_from_files_or_audio(cli, tmp_path):
+    source, cache = write_files(tmp_path / "theirs"), tmp_path / "c"
+    import_into(cli, cache, source).with_code(0)
+    cli("fit-kmeans", cache, "-k", "3", "-o", tmp_path / "u.safetensors").with_code(0)
+    config = tmp_path / "u.yaml"
+    config.write_text("name: u\nextractor: units\nparams: {weights: u.safetensors}\n")
+    options = ("extract", source, "--format", "features", "-c", config, "-o", cache)
+    refused = cli(*options).with_code(2)
+    assert "u: its features were imported, and cannot be made from audio: give" in refused.err
+    assert [path.name[:6] for path in cache.iterdir()] == ["theirs"]
+    cli(*options, "--from", f"{cache}/theirs").with_code(0)
+    units = featcache.open(cache, "u")
+    assert {id_: len(units[id_]) for id_ in units} == {i: len(x) for i, x in FEATURES.items()}
+    refused = cli("verify", f"{cache}/u", "--recompute", "1")
+    assert (refused.code, "cannot be made from audio: leave" in refused.err) == (2, True)
+    with pytest.raises(ConfigError, match="u: units reads other files, and no audio"):
+        featcache.extractor(units, device="cpu")
 
 
 def test_no_length_is_shown_of_vectors_whose_audio_is_unknown(cli, tmp_path):

@@ -195,6 +195,18 @@ def test_what_does_not_go_together(extractor, params, features, sample_rate, mes
         build(tmp_path / "units.safetensors", sample_rate, **features)
 
 
+@pytest.mark.parametrize(
+    ("dimensions", "sections"),
+    [(8, {"extractor": "audio_stats"}), (80, {"extractor": "fbank", "store": {"pool": "mean"}})],
+    ids=["vectors", "pooled"],
+)
+def test_centroids_of_whole_utterances(dimensions, sections, tmp_path):
+    source = config_from({"name": "a", **sections})
+    write_codebook(tmp_path / "units.safetensors", source, torch.zeros(3, dimensions))
+    with pytest.raises(ConfigError, match="its centroids are of whole utterances"):
+        build(tmp_path / "units.safetensors")
+
+
 def test_features_with_parameters_that_are_no_more(tmp_path):
     config = config_from({"name": "a", "extractor": "fbank"})
     resolved = {**config.resolved(), "params": {"bins": 80}}
@@ -304,7 +316,8 @@ def test_the_version_is_found_by_its_fingerprint(tmp_path):
     )
     assert open_source(tmp_path, two.info.fingerprint).version.path == two.path
     with pytest.raises(
-        ConfigError, match=r"no version has .*fingerprint 000000000000.*; it holds one-.*two-"
+        ConfigError,
+        match=r"no version has .*, augment and .*fingerprint 000000000000.*; it holds one-.*two-",
     ):
         open_source(tmp_path, "0" * 64)
     with pytest.raises(ConfigError, match="it holds one-"):

@@ -555,6 +555,7 @@ def test_faults_of_mixtures_are_told(sources, dataset, tmp_path):
             "the share of 'b' is 0 at temperature=1",
         ),
         (lambda: featcache.Mixture.union({}), "the mixture has no sources"),
+        (lambda: featcache.Mixture.union([dataset]), "has no sources by name: give {"),
         (lambda: featcache.Mixture.union({"a": 1}), "the source 'a' is no FeatureDataset"),
         (lambda: packed([dataset]), "mixture is a list: give a FeatureDataset"),
         (lambda: packed(dataset, spare=128), "spare is 128"),

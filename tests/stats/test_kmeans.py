@@ -12,6 +12,7 @@ from numpy.random import default_rng
 from featcache.errors import ConfigError
 from featcache.extractors.units import Nearest, read_codebook
 from featcache.format.shard import Frames
+from featcache.spec import Clip, Events
 from featcache.stats import kmeans
 from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version
 from featcache.version.indexing import open_index
@@ -328,3 +329,17 @@ WITH_NAN["utt-7"][0, 2] = np.nan
 def test_what_cannot_be_clustered(tmp_path, features, options, message):
     with pytest.raises(ConfigError, match=message):
         fit_version(make_version(tmp_path, features), **options)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shape", "message"),
+    [
+        (Clip(), (8,), r"holds \[8\], one for each utterance; k-means takes frames"),
+        (Events(), (2,), r"holds \[events, 2\], any number of events .*; k-means takes frames"),
+    ],
+    ids=["vectors", "events"],
+)
+def test_what_has_no_frames(tmp_path, axis, shape, message):
+    entries = make_features(20, shape, "float64", max_frames=1)
+    with pytest.raises(ConfigError, match=message):
+        fit_version(make_version(tmp_path, entries, axis=axis), 5)
