@@ -12,7 +12,6 @@ import codecs
 import gzip
 import io
 import lzma
-import mmap
 import os
 import re
 import shutil
@@ -76,8 +75,8 @@ class LineIndex:
 
     def __init__(self, field: int, descriptor: int, size: int) -> None:
         lines: dict[str, list[bytes]] = {}
-        data = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)[:].removeprefix(codecs.BOM_UTF8)
-        for line in data.splitlines(keepends=True):
+        data = b"".join(_pieces(descriptor, ByteRange(0, size)))
+        for line in data.removeprefix(codecs.BOM_UTF8).splitlines(keepends=True):
             fields = line.split(None, field + 1)
             if len(fields) > field and not line.startswith(b";;"):
                 lines.setdefault(fields[field].decode(errors="replace"), []).append(line)
@@ -131,7 +130,7 @@ def copy_of(source: CopiedSource, wait: Wait = time.sleep) -> Fetched:
         stamp = FileStamp(member.size, mtime_ns)
         if not isinstance(member, ByteRange):
             return Fetched(stamp, member)
-        pieces = _pieces(container, member)
+        pieces = _pieces(container.fileno(), member)
         if member.size <= IN_MEMORY:
             return Fetched(stamp, b"".join(pieces))
         key = source, *state
@@ -208,6 +207,11 @@ def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, FileStam
         raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
 
 
+def changed(what: str) -> AudioError:
+    """Return the error of a file or a container that changed while it was read."""
+    return AudioError(Reason.FILE_UNREADABLE, f"the {what} changed while it was read")
+
+
 def _find(member: Member, container: io.FileIO, state: tuple[Hashable, ...]) -> Any:
     """Find a member's bytes: their range in the container, or the bytes of a Parquet row."""
     descriptor, suffix = container.fileno(), suffix_of(member.container)
@@ -246,17 +250,16 @@ def _entry(descriptor: int, offset: int, archive_size: int) -> ByteRange:
     return range_within(archive_size, "archive", offset, size)
 
 
-def _pieces(container: io.FileIO, member: ByteRange) -> Iterator[bytes]:
-    descriptor, done = container.fileno(), 0
-    before = state_of(os.fstat(descriptor))
+def _pieces(descriptor: int, member: ByteRange) -> Iterator[bytes]:
+    done = 0
     while done < member.size:
         piece = os.pread(descriptor, min(_PIECE, member.size - done), member.offset + done)
         if not piece:
             break
         done += len(piece)
         yield piece
-    if done < member.size or state_of(os.fstat(descriptor)) != before:
-        raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was read")
+    if done < member.size:
+        raise changed("container")
 
 
 @contextmanager
@@ -264,7 +267,8 @@ def _opened(
     container: LocalFile | Url, wait: Wait = time.sleep
 ) -> Iterator[tuple[io.FileIO, tuple[Hashable, ...], int]]:
     """Open a container, or its copy if it is compressed or at a URL. Yields the file, its
-    state, and the mtime of members. Raises AudioError, within the block too."""
+    state, and the mtime of members. Raises AudioError, within the block too, and at its end
+    if the container has changed meanwhile."""
     state: tuple[Hashable, ...]
     with os_errors_as("the container cannot be read"), ExitStack() as stack:
         if isinstance(container, Url):
@@ -282,6 +286,9 @@ def _opened(
         else:
             file = open_packed()
         yield stack.enter_context(file), state, mtime_ns
+        is_copy = isinstance(container, Url) or is_compressed(container)
+        if not is_copy and state_of(os.fstat(file.fileno())) != state:
+            raise changed("container")
 
 
 def _asked(container: Url, wait: Wait = time.sleep) -> FileStamp:
@@ -332,10 +339,9 @@ def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Wait) -> 
         limit = max(_ALWAYS_ALLOWED, _MOST_TIMES * status.st_size)
         file = kept_on_disk(_unpacked_pieces(unpacker(packed), limit, wait))
         stamp = FileStamp(os.fstat(file.fileno()).st_size, status.st_mtime_ns)
-        unpacked = Fetched(stamp, file=file)
         if state_of(os.fstat(packed.fileno())) != state_of(status):
-            raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was read")
-        return unpacked
+            raise changed("container")
+        return Fetched(stamp, file=file)
 
 
 def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:

@@ -20,7 +20,14 @@ import click
 
 from featcache import __version__
 from featcache.cli.common import as_error, complain, note, print_json, printing
-from featcache.cli.process import INTERRUPTED, signals_handled, standard_streams, stdout_for_results
+from featcache.cli.process import (
+    INTERRUPTED,
+    end_at_once,
+    ignore_signals,
+    signals_handled,
+    standard_streams,
+    stdout_for_results,
+)
 from featcache.errors import (
     NO_THREAD,
     FeatcacheError,
@@ -74,7 +81,7 @@ class _Commands(click.Group):
     """Imports a command when it is needed. Prints each error, and ends with its exit code."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
-        with standard_streams():
+        with standard_streams(), signals_handled(end_at_once):
             try:
                 return super().main(*args, **settings)
             finally:
@@ -122,6 +129,7 @@ class _Commands(click.Group):
                 what += f": allow more, with {_LIMITS[error.errno]}"
             _fail(ctx, "OSError", what)
         except (KeyboardInterrupt, click.Abort):  # the latter at a question
+            ignore_signals()  # the interrupt is reported once
             _fail(ctx, "Interrupted", "interrupted", INTERRUPTED)
         except (MemoryError, RuntimeError) as error:
             _fail_for_memory(ctx, error)

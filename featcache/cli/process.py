@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from traceback import walk_stack
 from types import FrameType
+from typing import NoReturn
 
 from featcache.cli.common import MessageFile, as_error, print_json, printing
 
@@ -147,13 +148,25 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt. During an import, end the process: a native library that is
     being loaded may drop the exception, or abort."""
     importers = (at.f_code.co_filename for at, _ in walk_stack(frame))
-    if not any(name.startswith("<frozen importlib") for name in importers):
-        raise KeyboardInterrupt
-    with suppress(OSError):
+    if any(name.startswith("<frozen importlib") for name in importers):
+        end_at_once(number, frame)
+    raise KeyboardInterrupt
+
+
+def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Report the interrupt, and end the process."""
+    with suppress(OSError, ValueError):  # stdout may be closed
         os.write(2, b"featcache: interrupted\n")
         if printing.as_json:
             print_json(as_error("Interrupted", "interrupted", INTERRUPTED))
     os._exit(INTERRUPTED)
+
+
+def ignore_signals() -> None:
+    """Ignore the signals that would end the process at once."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is end_at_once:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -163,7 +176,7 @@ def signals_handled(
     """Handle the signals that have Python's own handlers, in the main thread; by default,
     raise KeyboardInterrupt."""
     is_main = threading.current_thread() is threading.main_thread()
-    of_python = (signal.SIG_DFL, signal.default_int_handler, _interrupt)
+    of_python = (signal.SIG_DFL, signal.default_int_handler, _interrupt, end_at_once)
     handled = [number for number in _SIGNALS if is_main and signal.getsignal(number) in of_python]
     before = {number: signal.signal(number, handler) for number in handled}
     try:

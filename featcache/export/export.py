@@ -16,7 +16,7 @@ import numpy as np
 
 from featcache.errors import ArgumentError, StoreError, did_you_mean, listing
 from featcache.export.arrays import write_numpy
-from featcache.export.huggingface import write_datasets
+from featcache.export.huggingface import load_arrow, write_datasets
 from featcache.export.kaldi import write_kaldi
 from featcache.export.lhotse import write_lhotse, write_shar
 from featcache.export.qwen3_tts import write_qwen3_tts
@@ -42,13 +42,16 @@ class Format(NamedTuple):
     is_file: bool = False
     texts: tuple[str, ...] = ()
     """The columns that it holds as text, even if all their cells are numbers."""
+    load: Callable[[], object] = lambda: None
+    """Imports what `write` needs. An interrupt of an import ends the process at once, and
+    would leave the hidden output."""
 
 
 FORMATS = {
     "lhotse": Format(write_lhotse, is_file=True, texts=SAID),
     "shar": Format(write_shar, texts=SAID),
     "kaldi": Format(write_kaldi, texts=("text", "speaker")),
-    "datasets": Format(write_datasets),
+    "datasets": Format(write_datasets, load=load_arrow),
     "webdataset": Format(write_webdataset),
     "numpy": Format(write_numpy),
     "qwen3-tts": Format(write_qwen3_tts, is_file=True, texts=("text", "ref_audio")),
@@ -99,6 +102,7 @@ def export(
     if manifest is not None:
         manifest = _with_texts(manifest, chosen.texts)
     rows, absent = _select(cache, manifest, report)
+    chosen.load()
     with _appearing(output) as staged:
         if not chosen.is_file:
             staged.mkdir()

@@ -23,12 +23,19 @@ _TYPES = {"string": "string", "int64": "int64", "double": "float64", "bool": "bo
 """The types of columns, in Arrow and in datasets."""
 
 
+def load_arrow() -> Any:
+    """Import pyarrow, and what its first array imports. Raises MissingDependencyError."""
+    arrow = pyarrow("Parquet for Hugging Face datasets")
+    arrow.array([0])
+    return arrow
+
+
 def write_datasets(rows: Rows, folder: Path, target: Path) -> list[str]:
     """Write `data.parquet`, with the columns `id` and `features`, and the manifest's.
     Features are nested lists, which datasets reads as arrays, or numbers."""
     rows.require_frames("Hugging Face datasets", 5)
     rows.refuse_columns("id", "features")
-    arrow = pyarrow("Parquet for Hugging Face datasets")
+    arrow = load_arrow()
     columns = {name: _column(column, arrow) for name, column in rows.columns.items()}
     types: dict[str, Any] = {"id": _value("string"), "features": _type_of_features(rows)}
     types |= {name: _value(_TYPES[str(column.type)]) for name, column in columns.items()}

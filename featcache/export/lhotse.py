@@ -4,8 +4,11 @@ without Lhotse. `featcache.adapters.lhotse` makes its cuts of the same JSON."""
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -60,10 +63,14 @@ def write_shar(rows: Rows, folder: Path, target: Path) -> list[str]:
     return []
 
 
-def _opened(file: Path, is_packed: bool) -> TextIO:
-    if is_packed:
-        return gzip.open(file, "wt", encoding="utf-8")
-    return file.open("w", encoding="utf-8")
+@contextmanager
+def _opened(file: Path, is_packed: bool) -> Iterator[TextIO]:
+    """Open a file to write text; a packed one without its hidden name and the time in it."""
+    with ExitStack() as stack:
+        out: Any = stack.enter_context(file.open("wb"))
+        if is_packed:
+            out = stack.enter_context(gzip.GzipFile("", "wb", fileobj=out, mtime=0))
+        yield stack.enter_context(io.TextIOWrapper(out, encoding="utf-8"))
 
 
 def folder_of(cache: Cache) -> str:

@@ -4,6 +4,7 @@ together: label files, or features that another program made."""
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from time import perf_counter
@@ -14,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from featcache.audio.content_hash import hash_of_content
-from featcache.audio.members import open_file, stamp_now
+from featcache.audio.content_hash import hash_of_content, state_of
+from featcache.audio.members import changed, open_file, stamp_now
 from featcache.audio.remote import FileStamp, os_errors_as
 from featcache.errors import AudioError, ManifestError, Reason
 from featcache.extraction.built_config import BuiltConfig
@@ -90,6 +91,8 @@ def _read_features(
     if isinstance(location, Command | Url) or url_of(location):
         raise AudioError(Reason.FILE_UNREADABLE, "imported features lie on this machine")
     content_hash = 0
+    path = location.container if isinstance(location, Member) else location
+    before = _state(path)
     if isinstance(location, Member):
         entries = extractor.read(str(location.container), location.name)
         size, mtime_ns = stamp_now(location)
@@ -98,6 +101,8 @@ def _read_features(
         with closing(file), os_errors_as("the file cannot be read"):
             content_hash = hash_of_content(file.fileno())
         entries = extractor.read(str(location), "")
+    if _state(path) != before:
+        raise changed("file")
     axis, start = extractor.spec.axis, utterance.start or 0.0
     if axis.exact_rate and (start or utterance.duration):
         last = float(axis.seconds(len(entries)))
@@ -122,6 +127,14 @@ def _read_features(
     return item, features
 
 
+def _state(path: object) -> tuple[int, ...] | None:
+    """Return `state_of` a file of this machine; None if there is no such file."""
+    try:
+        return state_of(os.stat(str(path)))
+    except (OSError, ValueError):
+        return None
+
+
 def _content(root: AudioLocation, path: str, fetched: Fetch) -> tuple[bytes, FileStamp]:
     """Return the bytes of a label file, or of a part of one, and its stamp."""
     if not path:
@@ -136,7 +149,11 @@ def _content(root: AudioLocation, path: str, fetched: Fetch) -> tuple[bytes, Fil
             copy = fetched(location)
             file, stamp = copy.open(), copy.stamp
         with closing(file):
-            return file.readall(), stamp
+            content = file.readall()
+            status = os.fstat(file.fileno())
+    if isinstance(location, LocalFile) and (status.st_size, status.st_mtime_ns) != stamp:
+        raise changed("file")
+    return content, stamp
 
 
 def _read_labels(

@@ -128,7 +128,7 @@ _SIZES = re.compile(
 """The number of its labels that a tier tells, in the long or the short format."""
 
 _NUM_TIERS = re.compile(r"<exists>\s*(?:size ?= ?)?(\d+)\s")
-_EXPONENT = re.compile(r"(?<== )[\d.]+e[-+]?\d+(?=\s*$)", re.MULTILINE)
+_EXPONENT = re.compile(r"^(\s*(?:xmin|xmax|number) = )([\d.]+e[-+]?\d+)(?=\s*$)", re.MULTILINE)
 _NEGATIVE = re.compile(r"(?:xmin|xmax|number) ?= ?-[\d.]*[1-9]")
 
 
@@ -174,7 +174,7 @@ def _only_tier(tiers: Sequence[dict[str, Any]], name: str | None) -> dict[str, A
 
 def _in_decimals(time: re.Match[str]) -> str:
     """Return a time such as `2.5e-05`, which Praat writes, without its exponent."""
-    return f"{Decimal(time[0]):f}"
+    return f"{time[1]}{Decimal(time[2]):f}"
 
 
 def _read_ctm(text: str, tier: str | None, channel: int | None) -> _Found:

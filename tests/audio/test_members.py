@@ -152,6 +152,31 @@ def test_an_arrow_file_that_is_cut_while_it_is_indexed(scratch, monkeypatch):
     assert "became shorter" in words
 
 
+def test_of_a_container_that_changes_while_it_is_read_nothing_is_taken(scratch, monkeypatch):
+    """Its index may be that of the file before, or of half a file."""
+    labels = scratch / "all.ctm"
+    labels.write_text("one 1 0 1 word\n")
+    table, _ = write_tables(scratch, VALUES)
+    tar = write_tar(scratch / "a.tar", {"a.wav": b"first"})
+
+    def changed(member, *args, real=members._find):
+        found = real(member, *args)
+        os.utime(member.container, ns=(1, 1))
+        return found
+
+    monkeypatch.setattr(members, "_find", changed)
+    for container, name in ((labels, "one"), (table, "audio/0"), (tar, "a.wav")):
+        fault = Reason.FILE_UNREADABLE, "the container changed while it was read"
+        assert refused(container, name) == fault
+
+
+def test_a_label_file_of_many_that_is_cut_while_it_is_indexed(scratch):
+    path = scratch / "all.ctm"
+    path.write_text("one 1 0 1 word\n")
+    with path.open("rb") as file, pytest.raises(AudioError, match="changed while it was read"):
+        members.LineIndex(0, file.fileno(), 100)
+
+
 def test_what_is_no_container(scratch):
     os.mkfifo(scratch / "pipe.tar")
     (scratch / "empty.tar").touch()

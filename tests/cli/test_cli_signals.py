@@ -138,6 +138,36 @@ main()
     assert ended == Finished(130, "", "featcache: interrupted\n")
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_interrupt_before_a_command_and_a_second_one_after_it_are_one_line(
+    cache, number, options
+):
+    """A shell and a wrapper may send it twice. click would print `Aborted!`, and end with 1."""
+    code = """
+import os, signal, sys
+from featcache import cli
+number, function = getattr(signal, sys.argv.pop(1)), sys.argv.pop(1)
+owner = cli._Commands if function == "parse_args" else cli
+def interrupted(*args, real=getattr(owner, function)):
+    ended = real(*args)
+    os.kill(os.getpid(), number)
+    return ended
+setattr(owner, function, interrupted)
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "featcache.care.verify":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+cli.main()
+"""
+    for function in ("parse_args", "complain", "_print_error"):
+        ended = python("-c", code, number, function, "verify", cache, *options)
+        assert (ended.code, ended.err) == (130, "featcache: interrupted\n")
+        if options:
+            assert ended.json()["error"]["exit_code"] == 130
+
+
 def test_a_signal_that_is_ignored_stays_ignored(cli, cache, pipe):
     """As `nohup` and its like have it: the command goes on, and ends by what it reads."""
     code = """

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from make_cache import made_cache, make_features
 from pages import blocks_of
-from processes import commands, run_script
+from processes import commands, run_python, run_script
 
 import featcache
 from featcache.errors import ArgumentError, ManifestError, StoreError
@@ -472,6 +472,42 @@ def test_a_killed_export_leaves_nothing_that_looks_whole(tmp_path):
     assert not (tmp_path / "out").exists()
     export(cache, "numpy", tmp_path / "out")
     assert len(list((tmp_path / "out").iterdir())) == 401
+
+
+def test_nothing_is_imported_while_there_is_a_hidden_output(tmp_path, floats):
+    """An interrupt of an import ends the process at once, and would leave the output."""
+    pytest.importorskip("pyarrow")
+    script = """
+        import sys
+        from pathlib import Path
+        import featcache
+        from featcache.export import FORMATS, export
+
+        def watch(kind, write):
+            def watched(*args):
+                before = {*sys.modules}
+                notes = write(*args)
+                print(kind, *({*sys.modules} - before))
+                return notes
+            return watched
+
+        cache = featcache.open(sys.argv[1])
+        for kind in sys.argv[3:]:
+            FORMATS[kind] = FORMATS[kind]._replace(write=watch(kind, FORMATS[kind].write))
+            export(cache, kind, Path(sys.argv[2], kind + ".jsonl"))
+    """
+    _, cache = floats
+    kinds = [kind for kind in FORMATS if kind != "qwen3-tts"]
+    assert run_python(script, cache.version.path, tmp_path, *kinds).split() == kinds
+
+
+@pytest.mark.parametrize("kind", ["lhotse", "shar"])
+def test_packed_cuts_do_not_tell_their_time_and_hidden_name(tmp_path, floats, kind):
+    _, cache = floats
+    export(cache, kind, tmp_path / "cuts.jsonl.gz")
+    (packed,) = [path for path in tmp_path.rglob("*.gz") if path.is_file()]
+    flags_and_time = packed.read_bytes()[3:8]
+    assert flags_and_time == bytes(5)
 
 
 def test_the_command_prints_what_it_wrote_and_what_is_missing(cli, tmp_path, floats):

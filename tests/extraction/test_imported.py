@@ -3,14 +3,18 @@ their own readers give, by id, verified and repaired from their source; and dama
 are failures."""
 
 import json
+import os
 import pickle
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from cache_contents import ledger
 from damage import flip
 from make_cache import make_features
+from processes import run_here
 
 import featcache
 from featcache.errors import AudioError, ConfigError, Reason
@@ -446,3 +450,28 @@ def test_a_damaged_file_among_others_is_in_the_ledger(cli, tmp_path):
     assert done.code == 3
     assert json.loads(done.out)["failed_by_reason"] == {"non_finite_features": 2, "not_features": 3}
     assert set(featcache.open(tmp_path / "c")) == {"a", "x/b.1"}
+
+
+@pytest.mark.parametrize("write", [write_files, write_ark])
+def test_a_file_that_changes_while_it_is_read_is_read_again_later(tmp_path, monkeypatch, write):
+    """Otherwise the values are of one file, and its time of another: nothing finds that."""
+    source = write(tmp_path / "theirs")
+    folder = source if source.is_dir() else source.parent
+
+    def read(*args, real=Imported.read):
+        values = real(*args)
+        for path in folder.rglob("*.*"):
+            os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+        return values
+
+    def run(*args, code):
+        return import_into(partial(run_here, code=code), tmp_path / "cache", source, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Imported, "read", read)
+        assert "3 failed" in run("--threads", 1, code=3)
+    assert {failure.reason for failure in ledger(tmp_path / "cache").values()} == {
+        Reason.FILE_UNREADABLE
+    }
+    run(code=0)
+    assert_holds(tmp_path / "cache", FEATURES)

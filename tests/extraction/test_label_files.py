@@ -10,15 +10,16 @@ import uuid
 import numpy as np
 import pytest
 import shim
-from cache_contents import items
+from cache_contents import items, ledger
 from damage import flip
 from extractions import reasons_of
 from label_files import ctm_of, long_textgrid, short_textgrid
-from processes import commands
+from processes import commands, run_here
 from shim import CHANGES, Faults, Strike, read_calls
 
 import featcache
 from featcache.errors import ConfigError, DamagedError, ManifestError
+from featcache.extraction import from_files
 from featcache.loader.events import Event
 
 pytest.importorskip("praatio")
@@ -433,6 +434,28 @@ def test_checked_events_have_checked_labels(speech, tmp_path, cli):
     for read in (again.item, lambda id_, check: again.batch([id_], check=check)):
         with pytest.raises(DamagedError, match="side_labels"):
             read("utt-07", check=True)
+
+
+def test_a_label_file_that_changes_while_it_is_read_is_read_again_later(
+    speech, tmp_path, monkeypatch
+):
+    """An aligner that writes it just now may have written half of it."""
+    manifest, cache = speech.folder / "train.csv", tmp_path / "cache"
+    command = ("extract", manifest, "-c", config(tmp_path), "-o", cache, "--threads", 1)
+
+    def opened(path, real=from_files.open_file):
+        file, stamp = real(path)
+        os.utime(path, ns=(1, 1))
+        return file, stamp
+
+    with monkeypatch.context() as patched:
+        patched.setattr(from_files, "open_file", opened)
+        assert "12 failed" in run_here(*command, code=3)
+    assert {failure.message for failure in ledger(cache).values()} == {
+        "the file changed while it was read"
+    }
+    run_here(*command)
+    assert [*featcache.open(cache)] == speech.ids
 
 
 def test_sources_of_labels_are_label_files_in_containers_too(tmp_path, cli):

@@ -78,6 +78,11 @@ def test_times_near_zero_have_exponents_as_praat_writes_them(write, time):
     assert str(time) in text
 
 
+def test_a_label_of_several_lines_keeps_its_numbers():
+    label = "y = 2e3\nand more"
+    assert as_labels(read(long_textgrid(1.0, {"words": [(0, 1.0, label)]}))) == [(0, 1.0, label)]
+
+
 @pytest.mark.parametrize("write", [long_textgrid, short_textgrid])
 def test_a_textgrid_that_was_cut_off_anywhere_is_damaged(write):
     """At the end of any line, so that what is left looks whole."""
