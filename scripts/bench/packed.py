@@ -22,6 +22,7 @@ The rows of the memmap are known beforehand: packing costs it nothing. Before th
 its batches are compared with featcache's."""
 
 import argparse
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
@@ -160,6 +161,7 @@ def best(
 ) -> dict[str, tuple[float, float]]:
     """The CPU seconds, and those by the clock, that each takes in the best of the rounds."""
     seconds = dict.fromkeys(readers, (float("inf"), float("inf")))
+    gc.freeze()  # the peers' many objects would slow down the others' garbage collection
     for _ in range(rounds):
         for name, read in readers.items():
             starts = process_time(), perf_counter()
