@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -115,10 +116,14 @@ class Delivery:
         try:
             done = shard.commit()
         except StoreError as error:
-            if not isinstance(error.__cause__, OSError):
+            cause = error.__cause__
+            if not isinstance(cause, OSError):
                 raise
+            remedy = "make room or mend the disk"
+            if cause.errno == errno.EMFILE:
+                remedy = "allow more open files, with ulimit -n"
             raise StoreError(
-                f"{error}; what is committed stays: make room or mend the disk, and run again"
+                f"{error}; what is committed stays: {remedy}, and run again"
             ) from error
         self._control.add(Progress(shards=done.progress.shards))
         self._control.done(done)

@@ -162,7 +162,7 @@ def manifests_of_parts(paths: Sequence[str | Path]) -> dict[str, Path] | None:
     manifests, is_several = list[Path](), len(paths) > 1
     for path in map(str, paths):
         if not path:
-            raise ArgumentError("the path of a manifest is empty")
+            raise ArgumentError("the manifest's path is empty")
         names = expand_braces(path)
         if os.path.exists(path) or ([path] == names and not glob.has_magic(path)):
             manifests.append(Path(path))

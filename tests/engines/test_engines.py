@@ -1,7 +1,9 @@
 """A run that cannot write says so in a line, and lets go of everything: no lock, open
 file or thread of it stays."""
 
+import errno
 import itertools
+import os
 import re
 import shutil
 import threading
@@ -14,11 +16,13 @@ from corpora import speech
 from extractions import run_to_its_end
 from processes import open_files
 
+import featcache
 from featcache.config import load_config
 from featcache.engines import local
 from featcache.engines.local import run_locally
 from featcache.errors import StoreError
 from featcache.extraction.extraction import run_extraction
+from featcache.extraction.open_shard import OpenShard
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
 from featcache.format.writing import ShardBuilder
@@ -165,3 +169,22 @@ def test_a_cache_without_permission_is_one_clear_line(cli, plain, scratch):
     for folder in [scratch / "closed", *folders]:
         with suppress(FileNotFoundError):
             folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "make room or mend the disk, and run again"),
+        (errno.EMFILE, "allow more open files, with ulimit -n, and run again"),
+    ],
+)
+def test_a_shard_that_cannot_be_written_says_what_to_do(
+    plain, scratch, monkeypatch, number, remedy
+):
+    def commit(self):
+        error = OSError(number, os.strerror(number))
+        raise StoreError(f"cannot be written: {error.strerror}") from error
+
+    monkeypatch.setattr(OpenShard, "commit", commit)
+    with pytest.raises(StoreError, match=remedy):
+        featcache.extract(plain.manifest(), "fbank80", scratch / "c", Options("cpu", 1))

@@ -143,7 +143,7 @@ def test_no_path_is_empty(plain, scratch, monkeypatch):
     """An unset variable would mean the current folder."""
     monkeypatch.chdir(scratch)
     for manifest in ("", [""], [plain.manifest(), ""]):
-        with pytest.raises(ArgumentError, match="the path of a manifest is empty"):
+        with pytest.raises(ArgumentError, match="the manifest's path is empty"):
             featcache.extract(manifest, "fbank80", scratch)
     with pytest.raises(ArgumentError, match="cache: '' is neither a path nor a URL"):
         featcache.extract(plain.manifest(), "fbank80", "")
