@@ -28,6 +28,9 @@ _ALLOCATED_BYTES = 1 << 20
 """Room for a file of so many bytes is allocated before it is written, which takes a third
 less of the CPU than to allocate it meanwhile."""
 
+_POPULATE_READ = 22
+"""`MADV_POPULATE_READ` of Linux 5.14, which Python does not name."""
+
 _own: weakref.WeakSet[Lock] = weakref.WeakSet()
 _opening = threading.RLock()
 
@@ -36,6 +39,7 @@ _libc.mmap.restype = c_void_p
 _libc.mmap.argtypes = (c_void_p, c_size_t, c_int, c_int, c_int, c_long)
 _libc.munmap.argtypes = (c_void_p, c_size_t)
 _libc.madvise.argtypes = (c_void_p, c_size_t, c_int)
+_libc.mincore.argtypes = (c_void_p, c_size_t, c_void_p)
 _libc.fallocate.argtypes = (c_int, c_int, c_long, c_long)
 _FAILED = c_void_p(-1).value
 
@@ -213,6 +217,17 @@ def will_need(array: NDArray[Any]) -> None:
         address = array.__array_interface__["data"][0]
         start = address // mmap.PAGESIZE * mmap.PAGESIZE
         _libc.madvise(start, address + array.nbytes - start, mmap.MADV_WILLNEED)
+
+
+def enter_cached(array: NDArray[np.uint8]) -> bool:
+    """Enter an array's part of a mapped file, which begins at a page, into the page table at
+    once, if the page cache has all of it. Then reading it needs no page faults and no disk.
+    Returns False if it has not, or the kernel is older than Linux 5.14."""
+    address = array.__array_interface__["data"][0]
+    pages = np.empty(-(-array.nbytes // mmap.PAGESIZE), np.uint8)
+    if _libc.mincore(address, array.nbytes, pages.ctypes.data) or not pages.all():
+        return False
+    return not _libc.madvise(address, array.nbytes, _POPULATE_READ)
 
 
 class Readahead:

@@ -4,6 +4,7 @@ else lies where files should."""
 import errno
 import fcntl
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.storage import directory, files
 from featcache.storage.base import MARK
 from featcache.storage.directory import Directory
+from featcache.storage.files import enter_cached, map_file
 
 
 @pytest.fixture
@@ -339,6 +341,59 @@ def test_what_cannot_be_read_now_is_not_damage(store, monkeypatch, number, kind)
                 read()
             assert type(caught.value) is kind
     assert store.read("a", 4) == b"data"
+
+
+class TestBlocks:
+    """A file is mapped where the page cache has it, and read elsewhere."""
+
+    DATA = random.Random(1).randbytes((3 << 20) + 5)
+
+    def blocks(self, store):
+        return store.blocks("a", len(self.DATA))
+
+    @pytest.fixture
+    def store(self, tmp_path):
+        """A store on a disk, where there is one."""
+        store = Directory(tmp_path / "version")
+        store.put("a", self.DATA)
+        return store
+
+    def test_all_ways_give_the_same_bytes(self, store, monkeypatch):
+        entered = []
+        monkeypatch.setattr(directory, "enter_cached", lambda block: entered.append(0) or False)
+        assert b"".join(map(bytes, self.blocks(store))) == self.DATA
+        assert len(entered) == 4
+        monkeypatch.undo()
+        assert b"".join(map(bytes, self.blocks(store))) == self.DATA
+
+    def test_what_the_page_cache_has_is_not_copied(self, store, monkeypatch):
+        monkeypatch.setattr(os, "preadv", Mock(side_effect=AssertionError))
+        assert b"".join(map(bytes, self.blocks(store))) == self.DATA
+
+    def test_the_rest_is_read(self, store, monkeypatch):
+        path = store.location / "a"
+        with path.open() as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            is_in_memory = enter_cached(map_file(file.fileno(), len(self.DATA)))
+        if is_in_memory:
+            pytest.skip("this file system keeps all files in memory")
+        failing = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
+        monkeypatch.setattr(os, "preadv", failing)
+        with pytest.raises(DamagedError, match="a: damaged: cannot be read: Input/output error"):
+            list(self.blocks(store))
+
+    def test_without_room_for_a_map_it_is_read(self, store, monkeypatch):
+        failing = Mock(side_effect=OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+        monkeypatch.setattr(directory, "map_file", failing)
+        assert b"".join(map(bytes, self.blocks(store))) == self.DATA
+
+    @pytest.mark.parametrize("left", [0, 1 << 20, (1 << 20) + 1])
+    def test_a_file_cut_off_meanwhile_is_damage(self, store, left):
+        blocks = self.blocks(store)
+        next(blocks)
+        os.truncate(store.location / "a", left)
+        with pytest.raises(DamagedError, match=r"a: damaged: it ends before byte [\d,]+"):
+            list(blocks)
 
 
 def test_what_cannot_be_written_is_one_line(store):
