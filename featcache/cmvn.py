@@ -127,6 +127,7 @@ class Cmvn(nn.Module):
 
         Raises:
             StoreError: The file cannot be read, or is not such a file.
+            ArgumentError: The path is empty.
         """
         stats = Stats.load(path)
         if cache is not None and cache.version.info.fingerprint != stats.fingerprint:

@@ -272,6 +272,14 @@ def test_statistics_of_another_track_are_refused(tmp_path):
         Cmvn.load(tmp_path / "features.npz", cache=cache.track("slow"))
 
 
+def test_an_empty_path_is_refused_as_by_other_loaders(tmp_path, monkeypatch):
+    """An unset variable would mean the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for load in (Cmvn.load, featcache.open):
+        with pytest.raises(ArgumentError, match="path: '' is neither a path nor a URL"):
+            load("")
+
+
 def test_an_older_file_does_not_name_its_track_and_loads(tmp_path):
     cache = made_cache(tmp_path / "cache", make_features(9, (5,)))
     moments(cache).save(tmp_path / "new.npz")

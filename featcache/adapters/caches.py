@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
 from featcache.export.lhotse import TRACK, folder_of
+from featcache.export.rows import place_of
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.loader.opening import open  # noqa: A004
@@ -30,10 +31,9 @@ def dataset_of(source: Cache | FeatureDataset) -> FeatureDataset:
         source = FeatureDataset(source)
     for version in source.versions:
         if version.cache.spec.axis.has_times:
-            raise ArgumentError(
-                f"{version.cache.version.path}: holds events, and adapters give frames and "
-                "vectors: read them with featcache.FeatureDataset"
-            )
+            what = "holds events, and adapters give frames and vectors"
+            remedy = "read them with featcache.FeatureDataset"
+            raise ArgumentError(f"{place_of(version.cache)}: {what}: {remedy}")
     return source
 
 

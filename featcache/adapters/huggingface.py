@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from featcache.adapters.caches import cache_of, dataset_of, missing_toolkit, remember, whole_dataset
 from featcache.errors import ArgumentError
-from featcache.export.huggingface import as_arrow
+from featcache.export.huggingface import as_arrow, type_of_features
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.utterances import flat
@@ -26,8 +26,6 @@ try:
     import pyarrow as pa
 except ImportError as error:
     raise missing_toolkit(error, "huggingface") from error
-
-_ARRAYS = {2: datasets.Array2D, 3: datasets.Array3D, 4: datasets.Array4D, 5: datasets.Array5D}
 
 
 @dataclass
@@ -108,10 +106,11 @@ def to_hf(
     folders = {version.name: remember(version.cache) for version in dataset.versions}
     columns = {name: as_arrow(column, pa) for name, column in dataset.columns.items()}
     schema = pa.schema([(name, column.type) for name, column in columns.items()])
-    types = {"id": datasets.Value("string")}
-    for version in dataset.versions:
-        name = version.name
-        types[name] = _array_type(version.cache) if copy else CachedFeatures(folders[name])
+    types: dict[str, Any] = {"id": datasets.Value("string")}
+    types |= {name: CachedFeatures(folder) for name, folder in folders.items()}
+    if copy:
+        arrays = {version.name: type_of_features(version.cache) for version in dataset.versions}
+        types |= datasets.Features.from_dict(arrays)
     features = datasets.Features(types | datasets.Features.from_arrow_schema(schema))
     fingerprint = _fingerprint(dataset, folders, columns, copy)
     if copy:
@@ -153,16 +152,6 @@ def _array_of(features: Any, cache: Cache) -> Any:
     if cache.spec.dtype != cache.spec.values_dtype.name:
         features = features.float()
     return features.numpy()
-
-
-def _array_type(cache: Cache) -> Any:
-    spec = cache.spec
-    dtype = spec.values_dtype.name
-    shape = (*(None for _ in spec.axis.dimensions), *spec.item_shape)
-    if len(shape) < 2:
-        value = datasets.Value(dtype)
-        return datasets.List(value) if shape else value
-    return _ARRAYS[len(shape)](shape, dtype)
 
 
 def _fingerprint(

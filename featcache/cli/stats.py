@@ -179,13 +179,11 @@ def _say_features(stats: Stats, output: Path | None, spec: FeatureSpec) -> Docum
 
 
 def _say_codes(usage: Usage) -> Document:
-    books = zip(map(len, usage.counts), usage.used, usage.entropy, usage.perplexity, strict=True)
-    codebooks = []
-    for number, (size, used, entropy, perplexity) in enumerate(books):
-        book = {"size": size, "used": used, "entropy": entropy, "perplexity": perplexity}
-        codebooks.append(book)
-        shares = f"entropy {entropy:.2f} bits, perplexity {perplexity:,.1f}"
-        say(f"  codebook {number}: {used:,} of {size:,} codes are used; {shares}")
+    codebooks = usage.by_codebook()
+    for number, book in enumerate(codebooks):
+        used = "{used:,} of {size:,} codes are used".format_map(book)
+        shares = "entropy {entropy:.2f} bits, perplexity {perplexity:,.1f}".format_map(book)
+        say(f"  codebook {number}: {used}; {shares}")
     return {
         "fingerprint": usage.fingerprint,
         "utterances": usage.utterances,

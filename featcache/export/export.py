@@ -20,7 +20,7 @@ from featcache.export.huggingface import load_arrow, write_datasets
 from featcache.export.kaldi import write_kaldi
 from featcache.export.lhotse import write_lhotse, write_shar
 from featcache.export.qwen3_tts import write_qwen3_tts
-from featcache.export.rows import Rows
+from featcache.export.rows import Rows, place_of
 from featcache.export.webdataset import write_webdataset
 from featcache.loader.cache import Cache
 from featcache.loader.choices import Choices
@@ -95,10 +95,8 @@ def export(
     if fault:
         raise ArgumentError(f"-o: {output}: --to {format} makes a folder, {fault}")
     if cache.spec.axis.has_times:
-        raise ArgumentError(
-            f"{cache.version.path}: holds events, which no format here has: read them with "
-            "featcache.open"
-        )
+        what = "holds events, which no format here has: read them with featcache.open"
+        raise ArgumentError(f"{place_of(cache)}: {what}")
     if manifest is not None:
         manifest = _with_texts(manifest, chosen.texts)
     rows, absent = _select(cache, manifest, report)

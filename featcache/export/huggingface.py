@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.export.rows import Rows
+from featcache.loader.cache import Cache
 from featcache.manifest.columns import TypedColumn, carried, to_arrow
 from featcache.manifest.formats.tables import pyarrow
 from featcache.manifest.strings import Strings
@@ -37,7 +38,7 @@ def write_datasets(rows: Rows, folder: Path, target: Path) -> list[str]:
     rows.refuse_columns("id", "features")
     arrow = load_arrow()
     columns = {name: _column(column, arrow) for name, column in rows.columns.items()}
-    types: dict[str, Any] = {"id": _value("string"), "features": _type_of_features(rows)}
+    types: dict[str, Any] = {"id": _value("string"), "features": type_of_features(rows.cache)}
     types |= {name: _value(_TYPES[str(column.type)]) for name, column in columns.items()}
     writer = None
     for _, group in rows.groups(_GROUP_BYTES):
@@ -62,12 +63,11 @@ def _value(dtype: str) -> dict[str, str]:
     return {"dtype": dtype, "_type": "Value"}
 
 
-def _type_of_features(rows: Rows) -> dict[str, Any]:
-    spec = rows.cache.spec
+def type_of_features(cache: Cache) -> dict[str, Any]:
+    """Return the type of a version's features in datasets, as JSON."""
+    spec = cache.spec
     dtype = spec.values_dtype.name
-    shape: list[int | None] = [*spec.item_shape]
-    if spec.axis.dimensions:
-        shape = [None, *shape]
+    shape = [*(None for _ in spec.axis.dimensions), *spec.item_shape]
     if not shape:
         return _value(dtype)
     if len(shape) == 1:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, listing
-from featcache.export.rows import Rows
+from featcache.export.rows import Rows, unfit
 
 _EXACT = 1 << np.finfo(np.float32).nmant + 1
 """Whole numbers up to here are exact in float32."""
@@ -27,18 +27,16 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
     if any(char.isspace() for char in str(target)):
         raise ArgumentError(f"-o: {target}: a path in feats.scp has no white space")
     if _largest_integer(rows) > _EXACT:
-        raise ArgumentError(
-            f"{rows.where}: may have integers above {_EXACT:,}, and Kaldi stores float32"
-        )
+        what = f"maybe with integers above {_EXACT:,}"
+        raise unfit(rows.cache, f"{what}, and Kaldi stores float32")
     has_blanks = False
-    used = [column for column in _FILES.values() if column in rows.columns]
     with ExitStack() as stack:
         archive = stack.enter_context((folder / "feats.ark").open("wb"))
         scp = stack.enter_context((folder / "feats.scp").open("w", encoding="utf-8"))
         tables = {
             column: stack.enter_context((folder / file).open("w", encoding="utf-8"))
             for file, column in _FILES.items()
-            if column in used
+            if column in rows.columns
         }
         for row in rows.sorted_by_id():
             archive.write(f"{row.id} ".encode())
@@ -51,12 +49,14 @@ def write_kaldi(rows: Rows, folder: Path, target: Path) -> list[str]:
                     words = ["_".join(words)]
                 if words != [""]:
                     table.write(f"{' '.join([row.id, *words])}\n")
-    others = [repr(name) for name in rows.columns if name not in used]
+    others = [repr(name) for name in rows.columns if name not in tables]
     notes = [f"columns left out: {listing(others)}"] if others else []
     if has_blanks:
         notes.append("speakers have _ in the place of white space")
     dtype = rows.cache.spec.values_dtype
-    if dtype != np.float32:
+    if dtype == np.float64:
+        notes.append("float64 is rounded to float32")
+    elif dtype != np.float32:
         notes.append(f"{dtype} is stored as float32, which holds every value exactly")
     return notes
 

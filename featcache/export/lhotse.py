@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from featcache.errors import ArgumentError
-from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy
+from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy, place_of, unfit
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.manifest.columns import json_line
@@ -29,7 +29,8 @@ def write_lhotse(rows: Rows, file: Path, target: Path) -> list[str]:
     """Write cuts whose features lie in the cache."""
     cache = rows.cache
     if not isinstance(cache.version.path, Path) or isinstance(cache, Corpus):
-        raise ArgumentError(f"{rows.where}: cuts name one version in a folder: --to shar copies")
+        where = place_of(cache)
+        raise ArgumentError(f"{where}: cuts name one version in a folder: --to shar copies")
     folder = str(Path(folder_of(cache)).absolute())
     if not target.name.endswith((".jsonl", ".jsonl.gz")):
         raise ArgumentError(f"-o: {target}: Lhotse reads cuts in .jsonl or .jsonl.gz")
@@ -96,17 +97,13 @@ class CutMaker:
 
     def __init__(self, cache: Cache, ids: Strings) -> None:
         spec = cache.spec
-        path = cache.version.path
         if len(spec.item_shape) != 1 or not spec.axis.exact_rate:
-            shape = spec.main.shape_text()
-            raise ArgumentError(
-                f"{path}: has features {shape}, but Lhotse's cuts need [frames, dims]"
-            )
+            raise unfit(cache, "but Lhotse's cuts need [frames, dims]")
         hop = float(spec.sample_rate / spec.axis.exact_rate)
         self._hop = round(hop)  # samples from one frame to the next
         if abs(hop - self._hop) > 1e-6 * hop:
-            what = f"has {hop:g} samples from one frame to the next"
-            raise ArgumentError(f"{path}: {what}, but Lhotse needs a whole number")
+            what = f"and has {hop:g} samples from one frame to the next"
+            raise unfit(cache, f"{what}, but Lhotse needs a whole number")
         self._spec = spec
         self._kind = cache.config.get("extractor", cache.version.info.name)
         copies = copies_of(cache.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from featcache.errors import ArgumentError, listing
-from featcache.export.rows import Rows
+from featcache.export.rows import Rows, unfit
 from featcache.manifest.columns import json_line
 
 _CODEBOOKS = 16
@@ -16,9 +16,8 @@ def write_qwen3_tts(rows: Rows, file: Path, target: Path) -> list[str]:
     """Write `audio`, `text`, `ref_audio` and `audio_codes`, `[frames][codebooks]`."""
     spec = rows.cache.spec
     if not spec.codebook_sizes or spec.item_shape != (_CODEBOOKS,):
-        shape = spec.main.shape_text()
-        what = f"Qwen3-TTS needs {_CODEBOOKS} codes a frame: extract -c qwen3-tts-12hz"
-        raise ArgumentError(f"{rows.where}: has features {shape}; {what}")
+        what = f"but Qwen3-TTS needs {_CODEBOOKS} codes a frame"
+        raise unfit(rows.cache, f"{what}: extract -c qwen3-tts-12hz")
     rows.refuse_columns("id", "audio", "audio_codes")
     lacking = [repr(column) for column in _NEEDED if column not in rows.columns]
     if lacking:

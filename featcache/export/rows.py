@@ -6,7 +6,7 @@ import io
 import math
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -75,17 +75,14 @@ class Rows:
 
         return enumerate(group for _, group in groupby(self, group_of))
 
-    @property
-    def where(self) -> str:
-        """The version, for messages."""
-        return str(self.cache.version.path)
-
     def sorted_by_id(self) -> Rows:
         """Return the same utterances, sorted by the bytes of their ids."""
         ids = [id_.encode() for id_ in self.ids]
         order = np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
         columns = {name: take(column, order) for name, column in self.columns.items()}
-        return Rows(self.cache, self.ids.take(order), self.positions[order], columns, self.report)
+        return replace(
+            self, ids=self.ids.take(order), positions=self.positions[order], columns=columns
+        )
 
     def refuse_ids(self, is_refused: Callable[[str], bool], why: str) -> None:
         """Raise ArgumentError if the format cannot hold some ids."""
@@ -110,11 +107,20 @@ class Rows:
         spec = self.cache.spec
         dimensions = len(spec.axis.dimensions) + len(spec.item_shape)
         if dimensions > most_dimensions:
-            shape = spec.main.shape_text()
-            raise ArgumentError(
-                f"{self.where}: has features {shape}, and {format_name} holds at most "
-                f"{most_dimensions} dimensions: --to numpy holds any"
-            )
+            what = f"and {format_name} holds at most {most_dimensions} dimensions"
+            raise unfit(self.cache, f"{what}: --to numpy holds any")
+
+
+def place_of(cache: Cache) -> str:
+    """Name a version for messages, and its track if that is not the main one."""
+    if cache.track_name == cache.spec.main.name:
+        return str(cache.version.path)
+    return f"{cache.version.path}: track {cache.track_name}"
+
+
+def unfit(cache: Cache, why: str) -> ArgumentError:
+    """Make the error for features that a format cannot hold."""
+    return ArgumentError(f"{place_of(cache)}: has features {cache.spec.main.shape_text()}, {why}")
 
 
 def encode_npy(array: NDArray[Any]) -> bytes:

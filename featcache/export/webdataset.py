@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from featcache.errors import ArgumentError, counted, listing
-from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy
+from featcache.export.rows import FILE_BYTES, Rows, add_members, encode_npy, place_of
 from featcache.manifest.columns import json_line
 from featcache.manifest.strings import Strings, are_distinct
 
@@ -26,10 +26,9 @@ def write_webdataset(rows: Rows, folder: Path, target: Path) -> list[str]:
     if not are_distinct(keys.hashes()):
         ((key, _),) = Counter(keys).most_common(1)
         alike = listing([repr(id_) for id_ in rows.ids if _key(id_) == key], 3)
-        raise ArgumentError(
-            f"{rows.where}: {alike} differ only in dots or marks, and WebDataset's keys have "
-            "none: rename them, or choose another format"
-        )
+        what = f"{alike} differ only in dots or marks, and WebDataset's keys have none"
+        remedy = "rename them, or choose another format"
+        raise ArgumentError(f"{place_of(rows.cache)}: {what}: {remedy}")
     for number, group in rows.groups(FILE_BYTES):
         with tarfile.open(folder / f"features-{number:06d}.tar", "w") as tar:
             for row in group:

@@ -9,7 +9,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,18 +87,6 @@ class Axis:
         return [tick for tick in ticks if min(begin, end) < tick[0] < max(begin, end)]
 
 
-class Label(NamedTuple):
-    """A text in a picture."""
-
-    left: float
-    """Where it begins, as a share of the width."""
-    middle: float
-    """Its place between the top, 0, and the bottom, 1."""
-    width: float
-    """The room that it has, as a share of the width."""
-    text: str
-
-
 @dataclass(frozen=True)
 class Picture:
     """A raster with axes."""
@@ -109,7 +97,7 @@ class Picture:
     up: Axis
     span: tuple[str, str] | None = None
     """The values of the darkest and of the brightest shade, for people."""
-    labels: Sequence[Label] = field(default_factory=list)
+    labels: Sequence[Text] = field(default_factory=list)
 
     def encode(self, suffix: str) -> bytes:
         """Encode a file of this suffix, `.svg` or `.png`. Raises MissingDependencyError for a
@@ -141,14 +129,7 @@ class Picture:
             texts.append(Text(_BOX.right + 35, _BOX.bottom, low, "start"))
             middle = (_BOX.top + _BOX.bottom) / 2
             texts.append(Text(_BOX.width - 12, middle, unit, is_upright=True))
-        width = _BOX.right - _BOX.left
-        for left, place, share, shown in self.labels:
-            y = _BOX.top + place * (_BOX.bottom - _BOX.top) + 5
-            room = int(share * width / _CHARACTER)
-            texts.append(
-                Text(_BOX.left + left * width + 3, y, shown[:room], "start", colour="#fff")
-            )
-        return texts
+        return [*texts, *self.labels]
 
     def as_lines(self, columns: int, colours: int = 0) -> list[str]:
         """Return the lines of a terminal of so many columns, and of 2**24, 256 or 0 colours.
@@ -290,7 +271,7 @@ def _of_named(title: str, units: dict[str, str], values: NDArray[Any], columns: 
             top, width = lane * _LANE_ROWS, max(round(finite[lane] / end * columns), 0)
             shades[top + 1 : top + _LANE_ROWS - 1, :width] = _EVENT_SHADES[14]
         text = _one_line(f"{name} {number(value)} {units[name]}".rstrip())
-        labels.append(Label(0.0, (lane + 0.5) / len(units), 1.0, text))
+        labels.append(_label(0.0, (lane + 0.5) / len(units), 1.0, text))
     across = Axis("", 0, 0) if others else Axis(_one_line(unit), 0, end)
     return Picture(title, shades, across, Axis("", 0, 0), labels=labels)
 
@@ -321,9 +302,18 @@ def _of_events(title: str, events: Sequence[Any], columns: int) -> Picture:
         shade = _EVENT_SHADES[zlib.crc32(text.encode(errors="replace")) % len(_EVENT_SHADES)]
         top = lane * _LANE_ROWS
         shades[top + 1 : top + _LANE_ROWS - 1, first : max(last, first + 1)] = shade
-        labels.append(Label(left, (lane + 0.5) / count, width, text))
+        labels.append(_label(left, (lane + 0.5) / count, width, text))
     across, up = Axis("seconds", 0, end), Axis("lane", count, 0, True)
     return Picture(title, shades, across, up, labels=labels[:_MOST_LABELS])
+
+
+def _label(left: float, middle: float, width: float, text: str) -> Text:
+    """Place a text in a picture, by shares of the picture: where it begins, its distance from
+    the top, and its room."""
+    across, down = _BOX.right - _BOX.left, _BOX.bottom - _BOX.top
+    shown = text[: int(width * across / _CHARACTER)]
+    x, y = _BOX.left + left * across + 3, _BOX.top + middle * down + 5
+    return Text(x, y, shown, "start", colour="#fff")
 
 
 def _room_of(text: str, start: float, last: float, end: float) -> tuple[float, float]:

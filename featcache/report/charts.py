@@ -1,17 +1,110 @@
-"""Charts as inline SVG."""
+"""Charts: many values as a few numbers, and these as inline SVG."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from featcache.media.axes import CARD, LogScale, Scale, draw_frame, number
-from featcache.report.values import Histogram, Scatter
+from featcache.manifest.strings import Strings
+from featcache.media.axes import CARD, LogScale, Scale, draw_frame, number, round_step
 
+_BINS = 32
+_DECADES = 6
+_POINTS = 2000
 _MOST_POINTS = 400
 _INSET = 4
+
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values in bins. Values beyond an end count in the bin there."""
+
+    name: str
+    unit: str
+    edges: list[float]
+    counts: list[int]
+    minimum: float
+    """The least value; NaN, as the median and the maximum, if there are no values."""
+    median: float
+    maximum: float
+    zeros: int = 0
+    """The values that are zero, which no bin of a logarithmic histogram counts."""
+    is_log: bool = False
+    """True if each bin is larger than the last by the same factor."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points of utterances: some drawn at random, and all that are marked."""
+
+    total: int
+    """The number of utterances."""
+    points: list[tuple[float, float]]
+    marked: list[tuple[str, float, float]]
+    """The id of each, and its point."""
+
+
+def by_steps(name: str, unit: str, values: Values) -> Histogram:
+    """Count values in bins of a round width. If a few values are far above all others, the
+    bins end before them."""
+    if not len(values):
+        return _histogram(name, unit, values, np.array([0.0, 1.0]))
+    low, end = float(values.min()), float(values.max())
+    if low >= 0:
+        most = float(np.percentile(values, 99.5))
+        if 0 < 3 * most < end:
+            end = most
+    step = round_step(end - low, _BINS)
+    first, last = math.floor(low / step + 1e-6), math.ceil(end / step - 1e-6)
+    edges = np.arange(first, max(last, first + 1) + 1) * step
+    return _histogram(name, unit, values, edges)
+
+
+def by_decades(name: str, unit: str, values: Values) -> Histogram:
+    """Count values of 0 or more in bins that are multiples of each other; zeros apart."""
+    positive = values[values > 0]
+    top, bottom = 0, -1
+    if len(positive):
+        top = math.ceil(math.log10(float(positive.max())) - 1e-6)
+        bottom = math.floor(math.log10(float(positive.min())) + 1e-6)
+        bottom = min(top - 1, max(bottom, top - _DECADES))
+    edges = np.logspace(bottom, top, (top - bottom) * 4 + 1)
+    return _histogram(name, unit, values, edges, is_log=True)
+
+
+def _histogram(
+    name: str, unit: str, values: Values, edges: Values, is_log: bool = False
+) -> Histogram:
+    """Count values between edges; with `is_log`, zeros apart."""
+    counted = values
+    if is_log:
+        counted = values[values > 0]
+    within = counted.astype(np.float64).clip(edges[0], edges[-1])
+    counts: list[int] = np.histogram(within, edges)[0].tolist()
+    low = median = high = math.nan
+    if len(values):
+        low, median, high = float(values.min()), float(np.median(values)), float(values.max())
+    zeros = len(values) - len(counted)
+    return Histogram(name, unit, edges.tolist(), counts, low, median, high, zeros, is_log)
+
+
+def scatter(x: Values, y: Values, marked: NDArray[np.int64], ids: Strings, seed: int) -> Scatter:
+    """Draw points at random, the same for the same seed; those at `marked` are always
+    among them."""
+    others = np.setdiff1d(np.arange(len(x)), marked)
+    count = min(_POINTS - len(marked), len(others))
+    drawn = np.random.default_rng(seed).choice(others, count, replace=False)
+    points = zip(x[drawn].tolist(), y[drawn].tolist(), strict=True)
+    named = zip(ids.texts(marked), x[marked].tolist(), y[marked].tolist(), strict=True)
+    return Scatter(len(x), [*points], [*named])
 
 
 def draw_histogram(histogram: Histogram, title: str) -> str:
@@ -71,8 +164,7 @@ def draw_band(
     y = Scale(float(low), float(high), CARD.bottom - _INSET, CARD.top)
 
     def line(values: Sequence[float]) -> list[str]:
-        places = zip(numbers, values, strict=True)
-        return [f"{x(one):.1f} {y(other):.1f}" for one, other in places]
+        return [f"{x(at):.1f} {y(value):.1f}" for at, value in zip(numbers, values, strict=True)]
 
     band = "L".join([*line((means + stds).tolist()), *line((means - stds).tolist())[::-1]])
     marks = f'<path class="band" d="M{band}Z"/>'

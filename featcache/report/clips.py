@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from featcache.errors import FeatcacheError, MissingDependencyError, StoreError
+from featcache.errors import FeatcacheError, StoreError
 from featcache.loader.cache import Cache
 from featcache.manifest.audio_locations import Command, LocalFile, url_of
 from featcache.manifest.copies import copies_of
+from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
 from featcache.media.look import encode_wav
 from featcache.media.pictures import encode_png, picture_of
 from featcache.report.numbers import Document, Report
-from featcache.version.version import Version
 
 SECONDS = 6.0
 """The longest part of an utterance that is shown and played."""
@@ -47,19 +47,21 @@ def make_clips(
     files on this machine."""
     pictured = caches[:2] if report.compared else _pictured(caches)
     (largest,) = (cache for cache in caches if str(cache.version.path) == report.largest)
-    try:
-        read = _reader(manifest, largest.version, report.shown)
-    except MissingDependencyError as error:
-        why = str(error)
-        read = lambda shown, seconds: why  # noqa: E731
+    utterances = {}
+    if manifest is not None and copies_of(largest.config).are_plain:
+        ids = {shown["id"] for shown in report.shown}
+        utterances = {id_: manifest[row] for row, id_ in enumerate(manifest.ids) if id_ in ids}
     clips, room = {}, _SOUND_BYTES / (2 * RATE)
     shortest_first = sorted(report.shown, key=lambda shown: float(shown["audio_seconds"]))
     for number, shown in enumerate(shortest_first):
         share = room / (len(report.shown) - number)
         seconds = min(shown["audio_seconds"], share, SECONDS)
         room -= seconds
-        pictures = _pictures(pictured, shown["id"])
-        clips[shown["id"]] = Clip(shown, pictures, read(shown, seconds))
+        try:
+            sound: bytes | str = _sound(manifest, utterances.get(shown["id"]), seconds)
+        except FeatcacheError as error:
+            sound = str(error)
+        clips[shown["id"]] = Clip(shown, _pictures(pictured, shown["id"]), sound)
     return [clips[shown["id"]] for shown in report.shown]
 
 
@@ -91,39 +93,25 @@ def _pictures(caches: Sequence[Cache], id_: str) -> list[tuple[str, bytes]]:
     return pictures
 
 
-def _reader(
-    manifest: Manifest | None, version: Version, chosen: Sequence[Document]
-) -> Callable[[Document, float], bytes | str]:
-    """Return a function that reads the first seconds of an utterance as WAV, or says why it
-    cannot. It runs no command and sends no request. Raises MissingDependencyError without
-    the packages that decode."""
+def _sound(manifest: Manifest | None, utterance: Utterance | None, seconds: float) -> bytes:
+    """Read the first seconds of an utterance as WAV. Runs no command and sends no request.
+    Raises FeatcacheError with the reason if there is no sound."""
     if manifest is None:
-        return lambda shown, seconds: "--manifest gives it a sound"
+        raise FeatcacheError("--manifest gives it a sound")
     from featcache.audio.decode import Cut, decode
     from featcache.audio.resample import AudioPolicy, to_waveform
 
-    is_plain = copies_of(version.info.config).are_plain
-    policy, ids = AudioPolicy(sample_rate=RATE), {shown["id"] for shown in chosen}
-    rows = {id_: row for row, id_ in enumerate(manifest.ids) if id_ in ids}
-
-    def read(shown: Document, seconds: float) -> bytes | str:
-        row = rows.get(shown["id"])
-        if row is None or not is_plain:
-            return "not in the manifest, or a copy at another speed or with noise"
-        utterance = manifest[row]
-        source = manifest.resolve(utterance.path)
-        if isinstance(source, Command) or url_of(source) is not None:
-            return "only files of this machine are played"
-        if isinstance(source, LocalFile) and not os.path.isfile(source):
-            return "the file is not there"
-        (decoded,) = decode(source, [Cut(utterance.start, seconds)])
-        if isinstance(decoded, FeatcacheError):
-            return str(decoded)
-        samples, identity = decoded
-        try:
-            rate = identity.sample_rate
-            return encode_wav(to_waveform(samples, rate, policy, utterance.channel), RATE)
-        except FeatcacheError as error:
-            return str(error)
-
-    return read
+    if utterance is None:
+        raise FeatcacheError("not in the manifest, or a copy at another speed or with noise")
+    source = manifest.resolve(utterance.path)
+    if isinstance(source, Command) or url_of(source) is not None:
+        raise FeatcacheError("only files of this machine are played")
+    if isinstance(source, LocalFile) and not os.path.isfile(source):
+        raise FeatcacheError("the file is not there")
+    (decoded,) = decode(source, [Cut(utterance.start, seconds)])
+    if isinstance(decoded, FeatcacheError):
+        raise decoded
+    samples, identity = decoded
+    policy = AudioPolicy(sample_rate=RATE)
+    waveform = to_waveform(samples, identity.sample_rate, policy, utterance.channel)
+    return encode_wav(waveform, RATE)

@@ -19,11 +19,12 @@ from featcache.loader.cache import Cache
 from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.strings import Strings, extend_hashes
 from featcache.manifest.utterances import Manifest
-from featcache.report.statistics import Floats, Statistics, parts_of, read_statistics
-from featcache.report.values import Histogram, Scatter, by_decades, by_steps, characters_of, scatter
+from featcache.report.charts import Histogram, Scatter, by_decades, by_steps, scatter
+from featcache.report.statistics import Floats, Statistics, read_statistics
 from featcache.report.voices import compare_speakers, has_voices, nearest_voices
 from featcache.spec import Ints
 from featcache.stats import moments, usage
+from featcache.stats.pieces import parts_of
 from featcache.version.join import RowKeys, by_shard, join
 from featcache.version.progress import OnShard, no_progress
 
@@ -203,16 +204,14 @@ def _version(document: Document, cache: Cache, threads: int) -> Document:
     try:
         if len(cache) and spec.codebook_sizes:
             codes = usage(cache, _sample(cache), threads=threads)
-            columns = zip(
-                map(len, codes.counts), codes.used, codes.entropy, codes.perplexity, strict=True
-            )
-            names = ("size", "used", "entropy", "perplexity")
-            described["sampled_frames"] = codes.frames
-            described["codebooks"] = [dict(zip(names, book, strict=True)) for book in columns]
+            described |= {"sampled_frames": codes.frames, "codebooks": codes.by_codebook()}
         elif len(cache) and is_float:
             stats = moments(cache, _sample(cache), threads=threads)
-            described["sampled_frames"] = stats.frames
-            described |= {"mean": stats.mean.ravel().tolist(), "std": stats.std.ravel().tolist()}
+            described |= {
+                "sampled_frames": stats.frames,
+                "mean": stats.mean.ravel().tolist(),
+                "std": stats.std.ravel().tolist(),
+            }
     except (StoreError, ValueError) as error:  # NaN; a spec that contradicts itself
         described["fault"] = str(error)
     return described
@@ -297,41 +296,43 @@ def _speakers(
     cache: Cache, manifest: Manifest, seconds: Floats
 ) -> tuple[Statistics | None, Document | None]:
     """Compare the voices of a manifest's speakers, if it has a column of speakers."""
+    name = next((name for name in manifest.values if name.lower() in _SPEAKERS), None)
+    if name is None:
+        return None, None
+    rows, present, positions = _rows_of(cache, manifest)
+    texts = rows.values[name].texts.take(present)
+    named = np.flatnonzero(characters_of(texts))
+    column = texts.take(named)
+    _, firsts, of_rows = np.unique(column.hashes(), return_index=True, return_inverse=True)
+    if len(firsts) < 2:
+        return None, None
+    numbers = np.full(len(cache), -1)
+    numbers[positions[named]] = of_rows
+    margins, document = compare_speakers(cache, numbers, column.texts(firsts))
+    units, columns = {"voice": "difference of cosines"}, {"voice": margins}
+    return Statistics(cache, seconds, units, columns), document | {"column": name}
+
+
+def _rows_of(cache: Cache, manifest: Manifest) -> tuple[Manifest, Ints, Ints]:
+    """Return the rows of a manifest, also of copies; the numbers of the rows that the cache
+    has; and the positions of these in the cache."""
     rows = expand(manifest, copies_of(cache.config))
-    for name, values in rows.values.items():
-        if name.lower() in _SPEAKERS:
-            status = join(RowKeys.of(rows), cache.index, {})
-            present = np.flatnonzero(status.present)
-            present = present[characters_of(values.texts.take(present)) > 0]
-            column = values.texts.take(present)
-            _, firsts, of_rows = np.unique(column.hashes(), return_index=True, return_inverse=True)
-            if len(firsts) < 2:
-                break
-            numbers = np.full(len(cache), -1)
-            numbers[status.positions[present]] = of_rows
-            margins, document = compare_speakers(cache, numbers, column.texts(firsts))
-            units, columns = {"voice": "difference of cosines"}, {"voice": margins}
-            return Statistics(cache, seconds, units, columns), document | {"column": name}
-    return None, None
+    status = join(RowKeys.of(rows), cache.index, {})
+    present = np.flatnonzero(status.present)
+    return rows, present, status.positions[present]
 
 
 def _duplicates(cache: Cache, contents: Hashes) -> Document:
     """Find utterances of equal hashes other than 0."""
-    order = np.argsort(contents, kind="stable")
-    order = order[np.searchsorted(contents[order], 1) :]
-    is_first = np.diff(contents[order], prepend=0) != 0
-    starts = np.flatnonzero(is_first)
-    sizes = np.diff(starts, append=len(order))
+    known = np.flatnonzero(contents)
+    _, groups, sizes = np.unique(contents[known], return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(sizes > 1)
-    examples = []
-    for group in repeated[np.argsort(-sizes[repeated], kind="stable")][:_DUPLICATES].tolist():
-        places = order[starts[group] : starts[group] + min(int(sizes[group]), 10)]
-        examples.append(cache.ids.texts(places))
+    largest = repeated[np.argsort(-sizes[repeated], kind="stable")][:_DUPLICATES]
     return {
-        "compared": len(order),
+        "compared": len(known),
         "utterances": int(sizes[repeated].sum()),
         "groups": len(repeated),
-        "examples": examples,
+        "examples": [cache.ids.texts(known[groups == group][:10]) for group in largest],
     }
 
 
@@ -357,10 +358,8 @@ def _shown(cache: Cache, seconds: Floats, statistics: Sequence[Statistics]) -> l
 
 def _manifest(cache: Cache, manifest: Manifest, seconds: Floats) -> Document:
     """Summarise the columns of a manifest, of the rows that the cache has."""
-    rows = expand(manifest, copies_of(cache.config))
-    status = join(RowKeys.of(rows), cache.index, {})
-    present = np.flatnonzero(status.present)
-    of_rows = seconds[status.positions[present]]
+    rows, present, positions = _rows_of(cache, manifest)
+    of_rows = seconds[positions]
     columns: list[Document] = []
     text: Document | None = None
     for name, values in rows.values.items():
@@ -407,3 +406,14 @@ def _text(name: str, column: Strings, seconds: Floats, ids: Strings) -> Document
     ends = np.unique(np.concatenate([order[:_WORST], order[-_WORST:]]))
     lengths = scatter(seconds, characters, ends, ids, SEED)
     return {"column": name, "utterances": len(filled), "lengths": lengths}
+
+
+def characters_of(texts: Strings) -> Ints:
+    """Count the characters of each text, int64 `[n]`."""
+    offsets = texts.offsets.astype(np.int64)
+    begins_character = texts.blob[: offsets[-1]] & 0xC0 != 0x80
+    is_filled = np.diff(offsets) > 0
+    starts = offsets[:-1][is_filled]
+    counts = np.zeros(len(texts), np.int64)
+    counts[is_filled] = np.add.reduceat(begins_character, starts, dtype=np.int64)
+    return counts

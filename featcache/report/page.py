@@ -16,10 +16,9 @@ from pathlib import Path
 from featcache import __version__
 from featcache.errors import counted, hours, megabytes, without_secrets
 from featcache.media.axes import number
-from featcache.report import charts
+from featcache.report.charts import Histogram, draw_band, draw_histogram, draw_scatter
 from featcache.report.clips import Clip
 from featcache.report.numbers import Document, Report
-from featcache.report.values import Histogram
 
 MOST_BYTES = 2_000_000
 """The most bytes of a page."""
@@ -43,14 +42,6 @@ _TITLES = {
     "voiced": "Voiced frames",
     "speech": "Frames with speech",
     "voice": "Own speaker's voice less the nearest other",
-}
-_SHORT_UNITS = {
-    "dB of full scale": "dB",
-    "share of samples": "share",
-    "share of time": "share",
-    "mean of samples": "mean",
-    "share of frames": "share",
-    "difference of cosines": "cosine",
 }
 
 Cell = str | int | float | tuple[str, float]
@@ -210,13 +201,18 @@ def _compared(lines: Sequence[str], versions: Sequence[Document]) -> str:
     first, second = versions
     content = f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in lines)}</ul>"
     if first["mean"] and len(first["mean"]) == len(second["mean"]):
-        title = f"{first['name']}: mean ± standard deviation"
         note = f"the line without a band: the mean of {_text(second['path'])}"
-        unit = first["units"].partition(" (")[0][:40]
-        chart = charts.draw_band(first["mean"], first["std"], title, unit, second["mean"])
-        content += _grid([_figure(escape(title), note, chart)])
+        content += _grid([_band(first, note, second["mean"])])
     lead = f"{_text(first['path'])} and {_text(second['path'])}: pictures show both, in this order"
     return _section("Compared", content, lead)
+
+
+def _band(version: Document, note: str, other: Sequence[float] = ()) -> str:
+    """Show the mean of each dimension, and the means of another version."""
+    title = f"{version['name']}: mean ± standard deviation"
+    unit = version["units"].partition(" (")[0][:40]
+    chart = draw_band(version["mean"], version["std"], title, unit, other)
+    return _figure(escape(title), note, chart)
 
 
 def _utterances(report: Report) -> str:
@@ -228,7 +224,7 @@ def _utterances(report: Report) -> str:
         lead += f"{manifest['missing']:,} of them missing"
         if manifest["text"]:
             title, text = "Length of the text", manifest["text"]
-            chart = charts.draw_scatter(text["lengths"], title, ("s", "characters"))
+            chart = draw_scatter(text["lengths"], title, ("s", "characters"))
             note = f"column {_text(text['column'])}; slowest and fastest are marked"
             figures.append(_figure(title, note, chart))
         for column in manifest["columns"]:
@@ -261,7 +257,7 @@ def _histogram(histogram: Histogram) -> str:
         note = f"{histogram.zeros:,} of {total:,} have none · at most {span}"
     if histogram.zeros == total:
         return _figure(escape(title), f"none in {counted(total, 'utterance')}", "")
-    chart = charts.draw_histogram(histogram, title)
+    chart = draw_histogram(histogram, title)
     return _figure(escape(title), note, chart)
 
 
@@ -274,11 +270,11 @@ def _statistics(report: Report) -> str:
         figures = [*map(_histogram, of_version["histograms"])]
         if levels is not None and "level" in of_version["units"]:
             title, unit = "Level against duration", of_version["units"]["level"]
-            chart = charts.draw_scatter(levels, title, ("s", unit))
+            chart = draw_scatter(levels, title, ("s", unit))
             levels = None
             figures.append(_figure(title, "outliers are marked", chart))
         for name, unit in of_version["units"].items():
-            short = escape(_SHORT_UNITS.get(unit, unit))
+            short = escape(unit.partition(" of ")[0])  # "dB of full scale"
             headings.append(f"{name.replace('_', ' ')}<br><small>{short}</small>")
         counts = counted(of_version["utterances"], "utterance")
         content += f"<h3>{_text(of_version['name'])} <small>{counts}</small></h3>"
@@ -344,8 +340,7 @@ def _features(versions: Sequence[Document]) -> str:
     if len(versions) > _MOST_DETAILS:
         lead = f"the first {_MOST_DETAILS} of {len(versions)} versions"
     for version in versions[:_MOST_DETAILS]:
-        name, title = _text(version["name"]), f"{version['name']}: mean ± standard deviation"
-        things = "frames"
+        name, things = _text(version["name"]), "frames"
         if version["frames"] == version["utterances"]:  # of vectors, too
             things = "utterances"
         note = f"{version['sampled_frames']:,} of {version['frames']:,} {things}"
@@ -355,9 +350,7 @@ def _features(versions: Sequence[Document]) -> str:
             table = _table(f"Codebooks of {name}", headings, rows)
             figures.append(_figure(f"{name}: use of codebooks", note, table))
         if len(version["mean"]) > 1:
-            unit = version["units"].partition(" (")[0][:40]
-            chart = charts.draw_band(version["mean"], version["std"], title, unit)
-            figures.append(_figure(escape(title), note, chart))
+            figures.append(_band(version, note))
         config = _text(json.dumps(version["config"], indent=2), _LONGEST_CONFIG)
         details += f"<details><summary>{name}: config and fingerprint</summary>"
         if version["fault"]:

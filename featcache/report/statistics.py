@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.loader.cache import Cache
-from featcache.loader.corpus import Corpus
 from featcache.media.pictures import CERTAIN
 from featcache.spec import FeatureSpec, Ints, as_values
+from featcache.stats.pieces import parts_of, stretches
 
 Floats = NDArray[np.float32]
 
@@ -89,8 +89,10 @@ def read_statistics(cache: Cache, seconds: Floats) -> Statistics | None:
     """Read a version's statistics; None if it has none. Raises StoreError if it is
     damaged."""
     spec, units = cache.spec, units_of(cache.spec)
-    blocks = [np.zeros((0, len(units)), np.float32)]
-    for frames, lengths in read_blocks(cache) if units else ():
+    if not (units and len(cache)):
+        return None
+    blocks: list[Floats] = []
+    for frames, lengths in read_blocks(cache):
         numbers = np.repeat(np.arange(len(lengths)), lengths)
         if spec.is_pitch:
             block = _pitch(frames, numbers, lengths)
@@ -103,14 +105,7 @@ def read_statistics(cache: Cache, seconds: Floats) -> Statistics | None:
             block = frames[:, : len(units)]
         blocks.append(block.astype(np.float32))
     columns = dict(zip(units, np.concatenate(blocks).T, strict=True))
-    return Statistics(cache, seconds, units, columns) if units and len(cache) else None
-
-
-def parts_of(cache: Cache) -> list[Cache]:
-    """List the caches of a corpus's parts, or the cache alone."""
-    if isinstance(cache, Corpus):
-        return [cache.part(name) for name in cache.parts]
-    return [cache]
+    return Statistics(cache, seconds, units, columns)
 
 
 def read_blocks(cache: Cache) -> Iterator[tuple[NDArray[Any], Ints]]:
@@ -125,8 +120,7 @@ def read_blocks(cache: Cache) -> Iterator[tuple[NDArray[Any], Ints]]:
                 continue
             begin = int(firsts.min())
             stored = part.shard_frames(shard, begin, int((firsts + lengths).max()) - begin)
-            starts = np.repeat(firsts - begin - lengths.cumsum() + lengths, lengths)
-            frames = stored[starts + np.arange(len(starts))]
+            frames = stored[stretches(firsts - begin, lengths)]
             yield as_values(frames, cache.spec.dtype).reshape(len(frames), -1), lengths
 
 

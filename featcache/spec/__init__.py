@@ -119,12 +119,9 @@ class _Axis(Struct, frozen=True):
         NaN if entries do not stand for time."""
         return num_entries * math.nan
 
-    def per_second(self) -> float:
-        """Return the entries that a second of audio gives, about; 0 if that has no limit."""
-        return 0.0
-
-    def per_item(self) -> float:
-        """Return the entries that each item has, besides those that its seconds give."""
+    def expected_entries(self, seconds: float, num_items: int) -> float:
+        """Return about how many entries so much audio in so many items gives; 0 if there is
+        no limit."""
         return 0.0
 
     def fits(self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int) -> Flags:
@@ -191,8 +188,8 @@ class Frames(_Axis, frozen=True, tag="frames", omit_defaults=True):
     def seconds(self, num_entries: Any) -> Any:
         return num_entries / self.rate
 
-    def per_second(self) -> float:
-        return self.rate
+    def expected_entries(self, seconds: float, num_items: int) -> float:
+        return seconds * self.rate
 
     def fits(self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int) -> Flags:
         per_sample = self.rate / sample_rate
@@ -244,8 +241,8 @@ class Clip(_Axis, frozen=True, tag="clip"):
     def __str__(self) -> str:
         return "one for each utterance"
 
-    def per_item(self) -> float:
-        return 1.0
+    def expected_entries(self, seconds: float, num_items: int) -> float:
+        return num_items
 
     def fits(self, num_entries: NDArray[Any], num_samples: NDArray[Any], sample_rate: int) -> Flags:
         is_one: Flags = num_entries == 1
@@ -274,8 +271,8 @@ class Events(_Axis, frozen=True, tag="events"):
     def __str__(self) -> str:
         return "any number of events for each utterance"
 
-    def per_second(self) -> float:
-        return 10.0  # phones; words are a third of that
+    def expected_entries(self, seconds: float, num_items: int) -> float:
+        return 10.0 * seconds  # phones; words are a third of that
 
     def cut(
         self, times: NDArray[np.float64], start: ArrayLike, duration: ArrayLike
@@ -368,11 +365,6 @@ class Track:
                 f"events of {self.name} are {self.dtype} {[*self.item_shape]}, and not a start "
                 f"and an end: {Events.dtype} [2]"
             )
-
-    def num_bytes(self, seconds: float, num_items: int) -> float:
-        """Return the bytes that so much audio in so many items gives, about."""
-        num_entries = seconds * self.axis.per_second() + num_items * self.axis.per_item()
-        return num_entries * self.entry_bytes
 
 
 @dataclass(frozen=True)
@@ -558,10 +550,11 @@ class FeatureSpec:
 
     def expected_bytes(self, seconds: float, num_items: int = 0) -> float:
         """Return the bytes on disk that so much audio in so many items gives, about."""
-        axis = self.axis
-        num_entries = seconds * axis.per_second() + num_items * axis.per_item()
-        others: float = sum(track.num_bytes(seconds, num_items) for track in self.outputs)
-        return others + float(self.num_bytes(num_entries, num_items))
+        num_entries = self.axis.expected_entries(seconds, num_items)
+        num_bytes = float(self.num_bytes(num_entries, num_items))
+        for track in self.outputs:
+            num_bytes += track.axis.expected_entries(seconds, num_items) * track.entry_bytes
+        return num_bytes
 
 
 def stored_name(dtype: str) -> str:

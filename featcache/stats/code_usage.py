@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
 from featcache.spec import Ints
-from featcache.stats.pieces import ShardPieces, select
+from featcache.stats.pieces import ShardPieces, select, stretches
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,12 @@ class Usage:
         """The number of equally frequent codes that would have each codebook's entropy."""
         return [2.0**bits for bits in self.entropy]
 
+    def by_codebook(self) -> list[dict[str, Any]]:
+        """Describe each codebook as JSON: see docs/json.md."""
+        names = ("size", "used", "entropy", "perplexity")
+        columns = (map(len, self.counts), self.used, self.entropy, self.perplexity)
+        return [dict(zip(names, book, strict=True)) for book in zip(*columns, strict=True)]
+
 
 def usage(
     cache: Cache,
@@ -69,9 +76,7 @@ def usage(
     adding = Lock()
 
     def count(pieces: ShardPieces) -> None:
-        frames_before = pieces.counts.cumsum() - pieces.counts
-        moves = np.repeat(pieces.starts - pieces.first - frames_before, pieces.counts)
-        codes = pieces.read()[np.arange(len(moves)) + moves]
+        codes = pieces.read()[stretches(pieces.starts - pieces.first, pieces.counts)]
         for number, (column, size) in enumerate(zip(codes.T, spec.codebook_sizes, strict=True)):
             for code in (column.min(initial=0), column.max(initial=0)):
                 # else counting would need memory for all codes up to it

@@ -16,7 +16,7 @@ import math
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, StoreError
+from featcache.errors import ArgumentError, StoreError, refuse_url
 from featcache.loader.cache import Cache
 from featcache.manifest.utterances import Manifest
 from featcache.spec import Ints, as_values, dequantize_array
 from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, pieces_by_shard, select
 from featcache.storage.files import write_file
+from featcache.storage.location import as_location
 from featcache.storage.opening import open_store
 
 FORMAT = "featcache stats 1"
@@ -93,9 +94,12 @@ class Stats:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write an `.npz` of the fields by their names; equal statistics give equal bytes.
-        Raises ArgumentError if the file exists, without `overwrite`; StoreError if it
-        cannot be written."""
-        refuse_to_replace(Path(path), overwrite)
+        Raises ArgumentError if the file exists, without `overwrite`, or the path is empty or a
+        URL; StoreError if it cannot be written."""
+        refuse_url("path", path)
+        place = as_location("path", path)
+        assert isinstance(place, Path)  # it is no URL
+        refuse_to_replace(place, overwrite)
         fields: dict[str, Any] = {"format": FORMAT, **vars(self), "by": self.by or ""}
         arrays = {
             name: np.asarray(value)
@@ -104,14 +108,18 @@ class Stats:
         }
         data = io.BytesIO()
         np.savez(data, allow_pickle=False, **arrays)
-        write_file(Path(path), data.getvalue())
+        write_file(place, data.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> Stats:
-        """Read the file. Raises StoreError if it does not exist, or holds no statistics."""
-        place = Path(path)
+        """Read the file. Raises StoreError if it does not exist, or holds no statistics;
+        ArgumentError if the path is empty."""
+        place = as_location("path", path)
         try:
             data = io.BytesIO(open_store(place.parent).read(place.name, _AT_MOST_BYTES))
+        except FileNotFoundError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        try:
             with zipfile.ZipFile(data) as members:
                 # packed data might unpack to any size; `save` packs nothing
                 if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):
@@ -120,10 +128,6 @@ class Stats:
                 arrays = {name: file[name] for name in file.files}
             if str(arrays.pop("format", "")) != FORMAT:
                 raise ValueError("of another format")
-        except FileNotFoundError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-        except StoreError:
-            raise
         except Exception as error:
             raise StoreError(f"{path}: not a file written by `featcache stats`") from error
         try:
@@ -211,7 +215,17 @@ def moments(
     mean, variance = _finish(sums, squares, frames, shift)
     mean = mean.reshape(-1, *spec.item_shape)
     variance = variance.reshape(-1, *spec.item_shape)
-    stats = Stats(
+    of_groups: dict[str, Any] = {}
+    if by is not None:
+        of_groups = {
+            "by": by,
+            "groups": [*chosen.names],
+            "group_frames": frames,
+            "group_utterances": utterances,
+            "group_mean": mean[1:],
+            "group_variance": variance[1:],
+        }
+    return Stats(
         version=path.name,
         fingerprint=cache.version.info.fingerprint,
         units=spec.units,
@@ -220,17 +234,7 @@ def moments(
         mean=mean[0, ...],  # an array even of one value
         variance=variance[0, ...],
         track=cache.track_name,
-    )
-    if by is None:
-        return stats
-    return replace(
-        stats,
-        by=by,
-        groups=[*chosen.names],
-        group_frames=frames,
-        group_utterances=utterances,
-        group_mean=mean[1:],
-        group_variance=variance[1:],
+        **of_groups,
     )
 
 

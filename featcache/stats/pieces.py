@@ -103,6 +103,13 @@ class Selection:
                     report(int(pieces.counts.sum()))
 
 
+def parts_of(cache: Cache) -> list[Cache]:
+    """List the caches of a corpus's parts, or the cache alone."""
+    if isinstance(cache, Corpus):
+        return [cache.part(name) for name in cache.parts]
+    return [cache]
+
+
 def select(
     cache: Cache, manifest: str | Path | Manifest | Ints | None, by: str | None
 ) -> Selection:
@@ -117,11 +124,8 @@ def select(
         chosen = _of_manifest(cache, manifest, by)
     elif by is not None:
         raise ManifestError(f"to group by {by!r} takes a manifest with that column")
-    elif isinstance(cache, Corpus):
-        parts = map(cache.part, cache.parts)
-        chosen = Selection([part for part in parts if len(part)])
     else:
-        chosen = Selection([cache])
+        chosen = Selection([part for part in parts_of(cache) if len(part)])
     if not any(part.lengths[positions].any() for part, positions, _ in chosen):
         raise StoreError(f"{cache.version.path}: holds no utterances with frames")
     return chosen
@@ -153,6 +157,13 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
     return Selection([cache], positions[firsts], groups[firsts], names)
 
 
+def stretches(starts: Ints, counts: Ints) -> Ints:
+    """Return the numbers in stretches, one after the other, int64: 3, 4, 9 for the starts 3
+    and 9 and the counts 2 and 1."""
+    before = counts.cumsum() - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
+
+
 def pieces_by_shard(cache: Cache, positions: Ints, groups: Ints) -> Iterator[ShardPieces]:
     """Cut the utterances into pieces, shard by shard, in portions of about a million values."""
     index = cache.index
@@ -168,8 +179,7 @@ def pieces_by_shard(cache: Cache, positions: Ints, groups: Ints) -> Iterator[Sha
         lengths = index.num_frames[positions[rows]]
         pieces = -(-lengths // PIECE_FRAMES)
         item = np.repeat(rows, pieces)
-        begin = np.arange(len(item)) - np.repeat(pieces.cumsum() - pieces, pieces)
-        begin *= PIECE_FRAMES
+        begin = PIECE_FRAMES * stretches(np.zeros_like(pieces), pieces)
         counts = np.minimum(np.repeat(lengths, pieces) - begin, PIECE_FRAMES)
         columns = first[item] + begin, counts, positions[item], groups[item]
         cuts = np.flatnonzero(np.diff((counts.cumsum() - counts) // max_frames)) + 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from featcache.errors import ArgumentError
 from featcache.loader.cache import Cache
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.manifest.copies import copies_of
-from featcache.manifest.segments import Utterance
 from featcache.version.join import by_shard
 from featcache.version.records import root_of
 
@@ -98,33 +98,13 @@ def speech_spans(
 
 def _padded(spans: Sequence[Span], num_samples: int, pad: float) -> list[Span]:
     """Add `pad` samples to both ends of each segment, or half of the pause between two."""
-    starts, ends = [start for start, _ in spans], [end for _, end in spans]
-    for number, end in enumerate(ends):
-        if number == 0:
-            starts[0] = int(max(0, starts[0] - pad))
-        if number == len(ends) - 1:
-            ends[number] = int(min(num_samples, end + pad))
-            break
-        pause = starts[number + 1] - end
-        if pause < 2 * pad:
-            ends[number] += pause // 2
-            starts[number + 1] -= pause // 2
-        else:
-            ends[number] = int(min(num_samples, end + pad))
-            starts[number + 1] = int(max(0, starts[number + 1] - pad))
-    return [*zip(starts, ends, strict=True)]
-
-
-def _row(item: Utterance, number: int, span: Span, rate: int) -> dict[str, Any]:
-    start, end = span
-    return {
-        "id": f"{item.id}-{number}",
-        "path": item.path,
-        "start": round((item.start or 0) + start / rate, 7),
-        "duration": round((end - start) / rate, 7),
-        "channel": item.channel,
-        "utterance": item.id,
-    }
+    pauses = [start - end for (_, end), (start, _) in pairwise(spans)]
+    between = [pause // 2 if pause < 2 * pad else pad for pause in pauses]
+    before, after = [pad, *between], [*between, pad]
+    return [
+        (int(max(0, start - left)), int(min(num_samples, end + right)))
+        for (start, end), left, right in zip(spans, before, after, strict=False)
+    ]
 
 
 def find_speech(
@@ -156,8 +136,17 @@ def find_speech(
                 what = f"{item.id} has values from {frames.min():g} to {frames.max():g}"
                 raise ArgumentError(f"{where}: {what}, which are no probabilities")
             spans = speech_spans(frames.tolist(), item.num_samples, int(hop), rate, rule)
-            rows += [_row(item, number, span, rate) for number, span in enumerate(spans, 1)]
-            root_of_row += [root] * len(spans)
+            for number, (start, end) in enumerate(spans, 1):
+                row = {
+                    "id": f"{item.id}-{number}",
+                    "path": item.path,
+                    "start": round((item.start or 0) + start / rate, 7),
+                    "duration": round((end - start) / rate, 7),
+                    "channel": item.channel,
+                    "utterance": item.id,
+                }
+                rows.append(row)
+                root_of_row.append(root)
     roots = {*root_of_row} - {None}
     if len(roots) < 2:
         return rows, next(iter(roots), None)

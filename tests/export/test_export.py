@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +81,11 @@ def test_kaldi_as_kaldiio_and_lhotse_read_it(tmp_path, floats):
         "speakers have _ in the place of white space",
         "float16 is stored as float32, which holds every value exactly",
     ]
+
+
+def test_kaldi_says_that_float64_is_rounded(tmp_path):
+    cache = made_cache(tmp_path / "c", make_features(2, dtype="float64"))
+    assert export(cache, "kaldi", tmp_path / "data").notes == ["float64 is rounded to float32"]
 
 
 @pytest.mark.parametrize("speakers", [("19", "026", "", "1.50"), ("19", "2", "", "4")])
@@ -412,6 +418,15 @@ def test_events_and_rows_of_another_file_are_refused(tmp_path, kind, floats):
     with pytest.raises(ManifestError, match="another row or file"):
         export(cache, kind, tmp_path / "out.jsonl", rows)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["kaldi", "lhotse", "shar", "qwen3-tts"])
+def test_a_refusal_names_the_track_that_does_not_fit(tmp_path, kind):
+    side = (Track("wide", (2, 3), "float32", "two rows", Frames(100 / 3)),)
+    cache = made_cache(tmp_path / "c", make_features(3, max_frames=9), side=side)
+    what = f"{cache.version.path}: track wide: has features [frames, 2, 3], "
+    with pytest.raises(ArgumentError, match=re.escape(what)):
+        export(cache.track("wide"), kind, tmp_path / "out.jsonl")
 
 
 def test_a_row_that_repeats_an_utterance_is_refused(tmp_path, floats):

@@ -19,9 +19,9 @@ from featcache.loader.cache import Cache
 from featcache.manifest.read import read_manifest
 from featcache.manifest.strings import Strings
 from featcache.report import numbers
-from featcache.report.numbers import collect
+from featcache.report.charts import by_decades, by_steps
+from featcache.report.numbers import characters_of, collect
 from featcache.report.page import make_page
-from featcache.report.values import by_decades, by_steps, characters_of
 from featcache.spec import Clip
 from featcache.version.version import Version
 

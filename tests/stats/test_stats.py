@@ -307,6 +307,10 @@ def test_a_file_is_not_replaced_unasked_and_one_that_cannot_be_written_leaves_no
         with pytest.raises(StoreError, match="cannot be written"):
             stats.save(place, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "stats.npz", "taken"]
+    with pytest.raises(ArgumentError, match="path: '' is neither a path nor a URL"):
+        stats.save("", overwrite=True)
+    with pytest.raises(ArgumentError, match=r"path: s3://bucket/stats\.npz is a URL"):
+        stats.save("s3://bucket/stats.npz")
 
 
 NPY = (
