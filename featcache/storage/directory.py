@@ -44,6 +44,8 @@ _WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")
 _REMOVED = re.compile(r"removed-[0-9a-f]{16}")
 _DESTROYED = re.compile(r"\.removed-[0-9a-f]{12}")
 
+_NO_FOLDER = "not a folder: move it away, and run the same command again"
+
 _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
 """The errors of opening a socket, a device that is not there, and links in a circle."""
 
@@ -113,16 +115,18 @@ class Directory(Store):
             return sorted(name for name in os.listdir(path) if not name.startswith("."))
         except FileNotFoundError:
             return []
-        except OSError as error:
-            if isinstance(error, NotADirectoryError) and not folder:
+        except NotADirectoryError as error:
+            if not folder:
                 raise StoreError(f"{path}: is a file, not a cache folder") from error
+            raise DamagedError(f"{path}: damaged: {_NO_FOLDER}") from error
+        except OSError as error:
             raise _reading_error(error, path) from error
 
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
 
         def fail(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):  # it was removed meanwhile
-                raise _reading_error(error, self.location) from error
+                raise _reading_error(error, error.filename) from error
 
         for parent, _, names in os.walk(self._place(folder), onerror=fail):
             below = os.path.relpath(parent, self.location)
@@ -332,6 +336,8 @@ def _reading(path: str | Path) -> Iterator[None]:
 def _writing_to(path: Path, what: str = "written") -> Iterator[None]:
     try:
         yield
+    except NotADirectoryError as error:
+        raise StoreError(f"{error.filename}: cannot be {what}: {_NO_FOLDER}") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be {what}: {error.strerror or error}") from error
 

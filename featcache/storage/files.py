@@ -3,6 +3,7 @@ without a descriptor."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -76,11 +77,15 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, which a power cut does not undo."""
+    """Make a folder and its parents, which a power cut does not undo. Raises
+    NotADirectoryError, which names it, if something else is in the place of one."""
     if not path.is_dir():
         make_folder(path.parent)
-        with suppress(FileExistsError):
-            path.mkdir()
+        try:
+            path.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            what = os.strerror(errno.ENOTDIR)
+            raise NotADirectoryError(errno.ENOTDIR, what, str(path)) from error
         flush(path.parent)
 
 

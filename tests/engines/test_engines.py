@@ -161,7 +161,9 @@ def test_a_cache_without_permission_is_one_clear_line(cli, plain, scratch):
         refused = cli("extract", plain.manifest(), "-o", output, powerless=True)
         assert_one_line(refused, "cannot be written", "Permission denied", str(output))
     (scratch / "file").write_text("")  # where a folder should be
-    assert_one_line(cli(*three, scratch / "file" / "c"), "cannot be written", "Not a directory")
+    assert_one_line(
+        cli(*three, scratch / "file" / "c"), "cannot be written", "not a folder: move it away"
+    )
     shutil.rmtree(next(cache.glob("*/index")))
     assert cli("verify", cache, powerless=True).code == 0
     assert "3 utterances" in cli("info", cache, powerless=True).out

@@ -300,9 +300,10 @@ def test_what_is_no_regular_file_is_damaged(store):
             for read in (lambda key=key: store.read(key, 10), lambda key=key: store.map(key, 1)):
                 with pytest.raises(DamagedError, match=f"{key}: damaged: not a regular file"):
                     read()
-    for read in (lambda: store.read("folder/a/b", 1), lambda: store.names("folder/a")):
-        with pytest.raises(DamagedError, match="cannot be read: "):
-            read()
+    with pytest.raises(DamagedError, match="cannot be read: "):
+        store.read("folder/a/b", 1)
+    with pytest.raises(DamagedError, match="folder/a: damaged: not a folder: move it away"):
+        store.names("folder/a")
     with pytest.raises(StoreError, match="x: cannot be read: File name too long") as caught:
         store.read("x" * 300, 1)  # which no file of a cache is called
     assert not isinstance(caught.value, DamagedError)
