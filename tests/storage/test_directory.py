@@ -351,6 +351,18 @@ def test_what_cannot_be_written_is_one_line(store):
     assert store.names("work") == []
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "a bad sector"), KeyboardInterrupt()])
+def test_a_file_that_is_not_finished_leaves_the_older_one_and_nothing_beside_it(
+    scratch, monkeypatch, error
+):
+    (scratch / "a").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=error))
+    with pytest.raises((StoreError, KeyboardInterrupt)):
+        files.write_file(scratch / "a", b"new")
+    assert (scratch / "a").read_bytes() == b"old"
+    assert os.listdir(scratch) == ["a"]
+
+
 def test_a_file_takes_the_place_of_a_folder_where_a_file_belongs(store):
     store.put("folder/a", b"")
     store.put("folder", b"file")
