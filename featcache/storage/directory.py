@@ -245,6 +245,8 @@ class Directory(Store):
             path /= part
             _refuse_link(path)
             make_folder(path)
+            if not path.is_dir():  # it may be the only copy of something
+                raise StoreError(f"{path}: cannot be written: {_NO_FOLDER}")
         return path
 
     @contextmanager
@@ -336,8 +338,6 @@ def _reading(path: str | Path) -> Iterator[None]:
 def _writing_to(path: Path, what: str = "written") -> Iterator[None]:
     try:
         yield
-    except NotADirectoryError as error:
-        raise StoreError(f"{error.filename}: cannot be {what}: {_NO_FOLDER}") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be {what}: {error.strerror or error}") from error
 

@@ -3,7 +3,6 @@ without a descriptor."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -78,15 +77,11 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, which a power cut does not undo. Raises
-    NotADirectoryError, which names it, if something else is in the place of one."""
+    """Make a folder and its parents, which a power cut does not undo."""
     if not path.is_dir():
         make_folder(path.parent)
-        try:
-            path.mkdir(exist_ok=True)
-        except FileExistsError as error:
-            what = os.strerror(errno.ENOTDIR)
-            raise NotADirectoryError(errno.ENOTDIR, what, str(path)) from error
+        with suppress(FileExistsError):
+            path.mkdir()
         flush(path.parent)
 
 
