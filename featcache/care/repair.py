@@ -275,7 +275,7 @@ def _stated_version(store: Store, name: str) -> str | None:
     key = f"shards/{name}/{MARK}"
     with suppress(FileNotFoundError, DamagedError):
         data = store.read(key, AT_MOST_BYTES)
-        return str(read_attributes(data, GroupInfo, key, None).fingerprint)
+        return str(read_attributes(data, GroupInfo, key).fingerprint)
     return None
 
 

@@ -131,10 +131,10 @@ def _report(
         return result, None
     notes = result.notes
     notes += [*_notes(version), *_notes_on_records(version)]
-    index_folder = f"index/{index_name(version, names)}"
-    if kept is None and version.store.exists(index_folder):
+    own_name = index_name(version, names)
+    if kept is None and own_name in version.store.names("index"):
         what = "damaged: this index is built anew when the version is opened next"
-        notes.append(f"{version.path}/{index_folder}: {what}")
+        notes.append(f"{version.path}/index/{own_name}: {what}")
     index = kept
     if index is None or damaged:
         index = index_of(sound, are_checked=True)

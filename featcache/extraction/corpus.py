@@ -49,7 +49,7 @@ from featcache.version.corpus import (
     remove_part,
 )
 from featcache.version.indexing import open_index
-from featcache.version.records import read_run, run_names
+from featcache.version.records import recorded_root, run_names
 from featcache.version.selection import is_corpus, version_names
 from featcache.version.version import Version
 from featcache.version.wanted import wanted_failures
@@ -305,8 +305,8 @@ def _all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | 
     would have to tell, or the root is unknown: without `root`, the latest extraction's."""
     if root is None:
         # The latest run first. A prune records no root, nor does a command that was killed.
-        runs = (read_run(version.store, name) for name in reversed(run_names(version.store)))
-        roots = (run.asked.get("root") for run in runs if run is not None)
+        store = version.store
+        roots = (recorded_root(store, run) for run in reversed(run_names(store)))
         latest = next((recorded for recorded in roots if recorded is not None), None)
         if latest is None:
             return False

@@ -16,7 +16,6 @@ from crc32c import crc32c
 
 from featcache.errors import DamagedError, StoreError
 from featcache.storage.base import Store
-from featcache.storage.location import Location
 
 AT_MOST_BYTES = 32 << 20
 """The size of the largest document that is read."""
@@ -72,15 +71,10 @@ def _in_utf8(value: Any) -> Any:
     return [_in_utf8(one) for one in value] if isinstance(value, list) else value
 
 
-def parse(data: bytes, kind: type[_T], where: Location | str, version: object = None) -> _T:
-    """Parse a sealed document, which must be what the Struct `kind` declares.
-
-    Args:
-        where: Names the document in messages.
-        version: The place of the version, if `featcache repair` can repair the document.
-
-    Raises DamagedError if its seal does not match, it is too large, or it is not what was
-    declared."""
+def parse(data: bytes, kind: type[_T], where: object) -> _T:
+    """Parse a sealed document, which must be what the Struct `kind` declares. Raises
+    DamagedError, which names `where` it is, if its seal does not match, it is too large, or
+    it is not what was declared."""
     try:
         if data.count(b"[") + data.count(b"{") > _AT_MOST_CONTAINERS:
             raise ValueError(f"more than {_AT_MOST_CONTAINERS:,} lists and objects")
@@ -90,7 +84,7 @@ def parse(data: bytes, kind: type[_T], where: Location | str, version: object = 
             raise ValueError("its checksum does not match")
         return decoder_of(kind).decode(data)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise DamagedError(f"{where}: damaged: {error}", version) from error
+        raise DamagedError(f"{where}: damaged: {error}") from error
 
 
 def put_document(store: Store, key: str, document: object) -> None:

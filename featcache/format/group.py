@@ -145,7 +145,7 @@ def checksum_of(path: str, data: Any) -> int:
 
 @contextmanager
 def naming_remedy(version: object) -> Iterator[None]:
-    """Have a DamagedError of the store name the version to repair."""
+    """Have a DamagedError name the version to repair."""
     try:
         yield
     except DamagedError as error:
@@ -165,8 +165,8 @@ class Group:
         self._table: Table | None = None
         with naming_remedy(store.location):
             document = store.read(f"{key}/{MARK}", AT_MOST_BYTES)
-        self.info: Any = read_attributes(document, kind, f"{self}/{MARK}", store.location)
-        """Its document."""
+            self.info: Any = read_attributes(document, kind, f"{self}/{MARK}")
+            """Its document."""
         if self.info.fingerprint != fingerprint:
             raise self._damaged(MARK, f"belongs to another version ({self.info.fingerprint[:12]})")
         if not columns.items() <= dict(self.info.columns).items():
@@ -263,9 +263,9 @@ class Group:
         return ""
 
 
-def read_attributes(data: bytes, kind: Any, where: object, version: object) -> Any:
+def read_attributes(data: bytes, kind: Any, where: object) -> Any:
     """Parse a group's sealed `zarr.json`, as `kind` declares; see `parse`."""
-    return parse(data, _envelope(kind), str(where), version).attributes.featcache
+    return parse(data, _envelope(kind), where).attributes.featcache
 
 
 @cache

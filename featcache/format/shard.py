@@ -117,15 +117,14 @@ class SideArray:
 class Frames:
     """The frames of a shard, `[frames, *item_shape]`, at the beginning of a file. They are
     read without mapping them: what a disk cannot read is an error, and no SIGBUS. Safe in
-    threads. Messages name `where`, and the `version` to repair."""
+    threads. Messages name the `version` to repair."""
 
     def __init__(
-        self, file: Opened, shape: tuple[int, ...], dtype: Any, where: str, version: object
+        self, file: Opened, shape: tuple[int, ...], dtype: Any, version: object = None
     ) -> None:
         self._file = file
         self.shape = shape
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.where = where
         self._version = version
         self._frame_bytes = math.prod(shape[1:]) * self.dtype.itemsize
         self.num_bytes = shape[0] * self._frame_bytes
@@ -150,7 +149,9 @@ class Frames:
         """Refuse frames beyond the end, before memory is allocated."""
         last = max((first + count for first, count in zip(firsts, counts, strict=True)), default=0)
         if last > self.shape[0] or min(firsts, default=0) < 0:
-            raise DamagedError(f"{self.where}: damaged: it ends before frame {last}", self._version)
+            raise DamagedError(
+                f"{self._file.path}: damaged: it ends before frame {last}", self._version
+            )
 
 
 def columns_of(spec: FeatureSpec) -> dict[str, str]:
@@ -190,8 +191,7 @@ class Shard(Group):
         return self._frames_in(file)
 
     def _frames_in(self, file: Opened) -> Frames:
-        where = f"{self}/{self.features_path}"
-        return Frames(file, *self._features[1:], where, self.store.location)
+        return Frames(file, *self._features[1:], self.store.location)
 
     def feature_blocks(self, copy: Path | None = None) -> Iterator[memoryview]:
         """Yield the file of the features, or a copy of it; see `checked_blocks`."""

@@ -280,7 +280,7 @@ class FolderShards(CopiedShards):
             features = self._features[number]
             with suppress(FileNotFoundError):  # the folder may go at any time
                 opened = Directory(copy.path.parent).open(copy.path.name, None)
-                return Frames(opened, features.shape, features.dtype, str(copy.path), None)
+                return Frames(opened, features.shape, features.dtype)
             self._copied.pop(number, None)
         return super()._open_file(number)
 

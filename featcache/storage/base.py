@@ -44,6 +44,10 @@ class Opened(Protocol):
 
     num_bytes: int
 
+    @property
+    def path(self) -> object:
+        """Its location, for messages."""
+
     def read_into(self, out: memoryview, start: int) -> None:
         """Fill `out` with the file's bytes from `start` on."""
 

@@ -332,7 +332,7 @@ class _ObjectFile:
     """An `Opened` file. Opening reads its end, and with it the size."""
 
     def __init__(self, place: ObjectPath, num_bytes: int | None) -> None:
-        self._place = place
+        self.path = place
 
         def fetch(connection: Any, path: str) -> tuple[int, memoryview]:
             if not num_bytes:
@@ -360,7 +360,7 @@ class _ObjectFile:
 
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         """See `Opened`. Neighbours are read by one request."""
-        require_within(starts, sizes, self.num_bytes, self._place)
+        require_within(starts, sizes, self.num_bytes, self.path)
         end = self.num_bytes - len(self._end)
         wanted = zip(starts, sizes, strict=True)
         spans = _joined((start, start + size) for start, size in wanted if start < end and size)
@@ -380,9 +380,9 @@ class _ObjectFile:
             parts = connection.get_ranges(path, starts=starts, lengths=sizes, coalesce=0)
             return [memoryview(part) for part in parts]
 
-        parts = asked(self._place, fetch)
+        parts = asked(self.path, fetch)
         if [len(part) for part in parts] != sizes:
-            raise DamagedError(f"{self._place}: damaged: it ends before what is to be read")
+            raise DamagedError(f"{self.path}: damaged: it ends before what is to be read")
         return parts
 
 

@@ -54,6 +54,8 @@ _WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")
 _REMOVED = re.compile(r"removed-[0-9a-f]{16}")
 _DESTROYED = re.compile(r"\.removed-[0-9a-f]{12}")
 
+_NO_FOLDER = "not a folder: move it away, and run the same command again"
+
 _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
 """The errors of opening a socket, a device that is not there, and links in a circle."""
 
@@ -130,16 +132,18 @@ class Directory(Store):
             return sorted(name for name in os.listdir(path) if not name.startswith("."))
         except FileNotFoundError:
             return []
-        except OSError as error:
-            if isinstance(error, NotADirectoryError) and not folder:
+        except NotADirectoryError as error:
+            if not folder:
                 raise StoreError(f"{path}: is a file, not a cache folder") from error
+            raise DamagedError(f"{path}: damaged: {_NO_FOLDER}") from error
+        except OSError as error:
             raise _reading_error(error, path) from error
 
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
 
         def fail(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):  # it was removed meanwhile
-                raise _reading_error(error, self.location) from error
+                raise _reading_error(error, error.filename) from error
 
         for parent, _, names in os.walk(self._place(folder), onerror=fail):
             below = os.path.relpath(parent, self.location)
@@ -258,6 +262,8 @@ class Directory(Store):
             path /= part
             _refuse_link(path)
             make_folder(path)
+            if not path.is_dir():  # it may be the only copy of something
+                raise StoreError(f"{path}: cannot be written: {_NO_FOLDER}")
         return path
 
     @contextmanager

@@ -74,9 +74,10 @@ def write_file(path: Path, data: bytes) -> None:
         beside.replace(path)
         flush(path.parent)
     except OSError as error:
-        with suppress(OSError):  # it was never made, or the disk is read-only now
-            beside.unlink()
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):  # it is renamed, was never made, or the disk is read-only now
+            beside.unlink()
 
 
 def make_folder(path: Path) -> None:

@@ -173,8 +173,11 @@ def _dead_runs(
 
 
 def _runs(store: Store) -> list[Path]:
-    """List the folders of marks, sorted."""
-    paths = store.marks_folder.iterdir()
+    """List the folders of marks, sorted; none in a cache that nobody may write."""
+    try:
+        paths = store.marks_folder.iterdir()
+    except StoreError:  # there are no marks, and none can be made
+        return []
     return sorted(path for path in paths if path.is_dir() and not path.is_symlink())
 
 

@@ -108,11 +108,6 @@ class Index:
 
     def find_hashes(self, hashes: Hashes) -> Ints:
         """Return the positions of the ids with these hashes, int64 `[n]`; else -1."""
-        if not len(self):
-            return np.full(len(hashes), -1)
-        if len(hashes) == len(self) and np.array_equal(hashes[self.by_hash], self.id_hash):
-            # the manifest's rows as they were extracted, without a search
-            return np.arange(len(self))
         return positions_of(hashes, self.id_hash, self.by_hash)
 
     def find(self, ids: Strings, hashes: Hashes | None = None) -> Ints:
@@ -140,6 +135,10 @@ class Index:
 
 def positions_of(hashes: Hashes, known: Hashes, positions: Ints) -> Ints:
     """Return the position of each hash among `known` ones, which are sorted; else -1."""
+    if not len(known):
+        return np.full(len(hashes), -1)
+    if len(hashes) == len(known) and np.array_equal(hashes[positions], known):
+        return np.arange(len(known))  # one after the other, without a search
     places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
     return np.where(known[places] == hashes, positions[places], -1)
 

@@ -30,7 +30,7 @@ from featcache.spec import Flags, Ints
 from featcache.storage.base import in_parallel
 from featcache.version.index import Index
 from featcache.version.indexing import open_index
-from featcache.version.ledger import Failure, RowFailures, standing_failures
+from featcache.version.ledger import Failure, RowFailures, failures_of_rows, standing_failures
 from featcache.version.records import began, manifest_roots, read_run
 from featcache.version.version import Version
 
@@ -62,11 +62,10 @@ class RowKeys:
     def of(cls, manifest: Manifest, ids: Strings | None = None) -> RowKeys:
         """Return the keys of a manifest's rows; or, with `ids`, of all copies of each
         utterance, side by side."""
+        ids = manifest.ids if ids is None else ids
+        copies = len(ids) // max(1, len(manifest))
         has_path = manifest.paths.byte_lengths() > 0
         hashes = manifest.hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
-        if ids is None:
-            return cls(manifest.ids, manifest.ids.hashes(), hashes, has_path)
-        copies = len(ids) // max(1, len(manifest))
         return cls(ids, ids.hashes(), np.repeat(hashes, copies), np.repeat(has_path, copies))
 
     @classmethod
@@ -122,16 +121,14 @@ def join(rows: RowKeys, index: Index, failures: RowFailures) -> RowStatus:
     present = positions >= 0
     compared = np.flatnonzero(present & rows.has_path)
     present[compared] = index.row_hash[positions[compared]] == rows.hashes[compared]
+    of_rows = {
+        row: failure
+        for row, failure in failures_of_rows(failures, rows.id_hashes, rows.hashes).items()
+        if rows.has_path[row] and failure.id == rows.ids[row]
+    }
     failed = np.zeros(len(positions), bool)
-    of_rows: dict[int, Failure] = {}
-    if failures:
-        failed_ids = np.array([id_hash for id_hash, _ in failures], np.uint64)
-        may_have_failed = np.isin(rows.id_hashes, failed_ids) & rows.has_path
-        for row in np.flatnonzero(may_have_failed).tolist():
-            failure = failures.get((int(rows.id_hashes[row]), int(rows.hashes[row])))
-            if failure is not None and failure.id == rows.ids[row]:
-                present[row], failed[row] = False, True
-                of_rows[row] = failure
+    failed[[*of_rows]] = True
+    present &= ~failed
     return RowStatus(positions, present, failed, failures=of_rows)
 
 

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from featcache.errors import DamagedError
 from featcache.format.documents import Int64, Positive, encode_line, parse
 from featcache.manifest.segments import SegmentColumns, Utterance
-from featcache.manifest.strings import Strings
+from featcache.manifest.strings import Hashes, Strings
 from featcache.storage.base import in_parallel
 from featcache.version.index import Index
 from featcache.version.version import Version
@@ -107,6 +108,21 @@ def standing(failures: RowFailures, index: Index) -> RowFailures:
         for position, (key, failure) in zip(positions, failures.items(), strict=True)
         if position < 0 or index.generation[position] < failure.generation
     }
+
+
+def failures_of_rows(
+    failures: RowFailures, id_hashes: Hashes, row_hashes: Hashes
+) -> dict[int, Failure]:
+    """Find the failures of rows with these hashes, by the rising numbers of the rows."""
+    of_rows: dict[int, Failure] = {}
+    if not failures:  # else 10^7 rows would be searched for nothing
+        return of_rows
+    failed_ids = np.array([id_hash for id_hash, _ in failures], np.uint64)
+    for row in np.flatnonzero(np.isin(id_hashes, failed_ids)).tolist():
+        failure = failures.get((int(id_hashes[row]), int(row_hashes[row])))
+        if failure is not None:
+            of_rows[row] = failure
+    return of_rows
 
 
 def failures_by_row(version: Version, index: Index) -> RowFailures:

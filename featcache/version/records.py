@@ -132,19 +132,25 @@ def read_run(store: Store, name: str) -> RunRecord | None:
     return None
 
 
+def recorded_root(store: Store, run: str) -> str | None:
+    """Return the root of the paths in a run's manifest; None if its record does not tell."""
+    record = read_run(store, run)
+    root = None if record is None else record.asked.get("root")
+    return None if root is None else str(root)
+
+
 def root_of(version: Version, shard: Shard) -> AudioLocation | None:
     """Return the root of the paths in a shard; None if the record of its run is missing."""
-    record = read_run(version.store, shard.run)
-    root = None if record is None else record.asked.get("root")
+    root = recorded_root(version.store, shard.run)
     if root is None:
         return None
-    return Url(root) if is_audio_url(str(root)) else Path(str(root))
+    return Url(root) if is_audio_url(root) else Path(root)
 
 
 def manifest_roots(version: Version) -> set[str]:
     """List the folders that the paths in the runs' manifests were relative to."""
-    runs = (read_run(version.store, name) for name in run_names(version.store))
-    return {str(run.asked.get("root")) for run in runs if run is not None}
+    roots = {recorded_root(version.store, run) for run in run_names(version.store)}
+    return {root for root in roots if root is not None}
 
 
 def failures_as_manifest(version: Version) -> tuple[Manifest, list[str]]:
@@ -175,11 +181,10 @@ def _failure_roots(version: Version) -> dict[str, str]:
     """Map the ids of failures to the root of the run that recorded the latest."""
     roots = dict[str, str]()
     for run in sorted({name.rpartition(".")[0] for name in version.store.names("failures")}):
-        record = read_run(version.store, run)
-        root = None if record is None else record.asked.get("root")
+        root = recorded_root(version.store, run)
         if root is not None:
             ids = (failure.id for failure in read_failures(version, run=run))
-            roots |= dict.fromkeys(ids, str(root))
+            roots |= dict.fromkeys(ids, root)
     return roots
 
 

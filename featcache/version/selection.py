@@ -106,14 +106,14 @@ def _is_version(path: Location) -> bool:
 def _named(cache: Location, name: str) -> list[Location]:
     """List the folders of the versions whose config is called `name`. Raises StoreError if
     there is none."""
-    folders, faults = list[str](), dict[str, StoreError]()
+    names, faults = dict[str, str](), dict[str, StoreError]()
     for folder in open_store(cache).names(""):
         try:
             if _is_version(cache / folder):
-                folders.append(folder)
+                names[folder] = _name_of(cache / folder)
         except StoreError as error:
             faults[folder] = error
-    named = [cache / folder for folder in folders if _name_of(cache / folder) == name]
+    named = [cache / folder for folder, own_name in names.items() if own_name == name]
     if named:
         return named
     _refuse_unnamed(cache, name)
@@ -121,13 +121,12 @@ def _named(cache: Location, name: str) -> list[Location]:
         if folder.startswith(name):  # others have nothing to do with it
             raise fault
     hint = _meant(cache, name)
-    if folders:
-        names = [_name_of(cache / folder) for folder in folders]
-        hint = did_you_mean(name, [*names, *folders])
+    if names:
+        hint = did_you_mean(name, [*names.values(), *names])
     if split_tag(cache / name)[1] is not None:
         hint = ": this takes a version, and no tag"
-    if folders:
-        hint += f"; {cache} holds {listing(folders)}"
+    if names:
+        hint += f"; {cache} holds {listing(names)}"
     raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
 
 
@@ -232,8 +231,7 @@ def select_version(cache: Location, name: str | None = None, tag: str | None = N
             f"{cache}: holds no version called {name!r}{did_you_mean(str(name), folders)}; it "
             f"holds {listing(folders)}"
         )
-    tag = split_tag(cache)[1] if tag is None else tag
-    raise _several([version.path for version in versions], tag)
+    raise _several([version.path for version in versions], versions[0].tag)
 
 
 def select_configured(

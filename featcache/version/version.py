@@ -19,7 +19,7 @@ import numpy as np
 
 from featcache.errors import AT_MOST_NAME, DamagedError, ExtractorError, StoreError
 from featcache.format.documents import AT_MOST_BYTES, Hex
-from featcache.format.group import read_attributes
+from featcache.format.group import naming_remedy, read_attributes
 from featcache.format.shard import Shard
 from featcache.spec import DTYPES, STORED_KINDS, FeatureSpec
 from featcache.storage.base import MARK, Store
@@ -107,26 +107,30 @@ class _Peek(msgspec.Struct):
 def read_info(data: bytes, path: Location) -> VersionInfo:
     """Parse the `zarr.json` of the version at `path`. Raises StoreError if it is another
     featcache's."""
-    peek: _Peek = read_attributes(data, _Peek, path / "zarr.json", path)
+    where = path / MARK
+    with naming_remedy(path):
+        peek: _Peek = read_attributes(data, _Peek, where)
+        _refuse_other_formats(peek, path)
+        info: VersionInfo = read_attributes(data, VersionInfo, where)
+        try:
+            info.require_sound()
+        except ValueError as error:
+            raise DamagedError(f"{where}: damaged: {error}") from error
+    return info
+
+
+def _refuse_other_formats(peek: _Peek, path: Location) -> None:
     if peek.format == 1:
         what = "has format 1, which only development versions of featcache wrote"
         raise StoreError(f"{path}: {what}: extract it again into another folder")
-    kind, what = peek.spec.get("kind", "frames"), ""
     if peek.format != FORMAT:
         what = f"has format {peek.format}; this featcache reads format {FORMAT}"
-    elif kind not in STORED_KINDS:
-        what = f"holds features of the kind {kind!r}, which this featcache cannot read"
-    elif peek.spec.get("dtype", DTYPES[0]) not in DTYPES:
-        what = f"holds features of the dtype {peek.spec['dtype']!r}, which this featcache "
-        what += "cannot read"
-    if what:
         raise StoreError(f"{path}: {what}: upgrade it")
-    info: VersionInfo = read_attributes(data, VersionInfo, path / "zarr.json", path)
-    try:
-        info.require_sound()
-    except ValueError as error:
-        raise DamagedError(f"{path / 'zarr.json'}: damaged: {error}", path) from error
-    return info
+    for key, known in (("kind", STORED_KINDS), ("dtype", DTYPES)):
+        value = peek.spec.get(key, known[0])
+        if value not in known:
+            what = f"holds features of the {key} {value!r}, which this featcache cannot read"
+            raise StoreError(f"{path}: {what}: upgrade it")
 
 
 def renamed_note(original_name: str) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import compress
 from typing import Annotated
 
 import msgspec
@@ -29,10 +28,10 @@ from featcache.storage.base import as_bytes, tidying
 from featcache.version.index import Index, positions_of
 from featcache.version.ledger import (
     Failure,
-    RowFailures,
     by_id,
     by_row,
     failures_by_row,
+    failures_of_rows,
     read_failures,
     standing,
 )
@@ -102,8 +101,6 @@ class Wanted:
 
     def find(self, id_hashes: Hashes) -> Ints:
         """Find the numbers of the rows of ids with these hashes, int64 `[n]`; else -1."""
-        if not len(self):
-            return np.full(len(id_hashes), -1)
         if np.array_equal(id_hashes, self.rows[0]):
             return np.arange(len(self))
         order = np.argsort(self.rows[0], kind="stable")
@@ -220,25 +217,17 @@ def find_missing(
     """Yield each wanted set with the numbers of its missing rows, int64 `[n]`, and the
     failures that stand for its rows; also those whose generation an item of another row
     has."""
-    of_rows, standing_rows = RowFailures(), RowFailures()
-    if failures:
-        of_rows = by_row(failures)
-        standing_rows = standing(of_rows, index)
-    failed_ids = np.array([id_hash for id_hash, _ in of_rows], np.uint64)
+    of_rows = by_row(failures)
+    standing_ones = {*standing(of_rows, index).values()}
     for wanted_set in wanted:
-        numbers, failed = np.flatnonzero(wanted_set.lacks(index)), list[Failure]()
-        if of_rows:  # else 10^7 rows would be searched for nothing
-            is_missing = np.ones(len(numbers), bool)
-            may_have_failed = np.isin(wanted_set.rows[0, numbers], failed_ids)
-            for place in np.flatnonzero(may_have_failed).tolist():
-                id_hash, row_hash, generation = wanted_set.rows[:, numbers[place]].tolist()
-                key = id_hash, row_hash
-                failure = of_rows.get(key)
-                if failure and (key in standing_rows or failure.generation >= generation):
-                    failed.append(failure)
-                    is_missing[place] = False
-            numbers = numbers[is_missing]
-        yield wanted_set, numbers, failed
+        numbers = np.flatnonzero(wanted_set.lacks(index))
+        id_hashes, row_hashes, generations = wanted_set.rows[:, numbers]
+        failed = {
+            place: failure
+            for place, failure in failures_of_rows(of_rows, id_hashes, row_hashes).items()
+            if failure in standing_ones or failure.generation >= generations[place]
+        }
+        yield wanted_set, np.delete(numbers, [*failed]), [*failed.values()]
 
 
 def wanted_failures(version: Version, index: Index) -> dict[str, Failure]:
@@ -247,15 +236,14 @@ def wanted_failures(version: Version, index: Index) -> dict[str, Failure]:
     failures, damaged = failures_by_row(version, index), list[str]()
     if not failures or not version.store.names("wanted"):
         return by_id(failures)
-    ids, rows = np.array([*failures], np.uint64).T
-    is_wanted = np.zeros(len(failures), bool)
-    for wanted_set in read_all_wanted(version, damaged):
-        numbers = wanted_set.find(ids)
-        known = np.flatnonzero(numbers >= 0)
-        is_wanted[known] |= wanted_set.rows[1][numbers[known]] == rows[known]
-    if damaged:
-        return by_id(failures)
-    return by_id(dict(compress(failures.items(), is_wanted)))
+    wanted = {
+        failure
+        for wanted_set in read_all_wanted(version, damaged)
+        for failure in failures_of_rows(failures, *wanted_set.rows[:2]).values()
+    }
+    if not damaged:
+        failures = {key: failure for key, failure in failures.items() if failure in wanted}
+    return by_id(failures)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from make_cache import make_features, make_version
 import featcache.care.verify
 from featcache.care.verify import verify
 from featcache.cli.verify import _print as print_report
+from featcache.errors import StoreError
 from featcache.version.version import Version
 
 
@@ -150,6 +151,48 @@ def test_a_version_without_metadata_or_record_is_left_alone(cli, plain, cache):
     (line,) = cli.refused("repair", cache, "--manifest", plain.manifest(), code=1).splitlines()
     assert "no record" in line
     assert len([folder for folder in (path / "shards").iterdir() if folder.is_dir()]) == 3
+
+
+FOLDERS = ["failures", "index", "runs", "shards", "tags", "wanted"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_file_in_the_place_of_a_folder_is_named_and_stays(cli, plain, sound, cache, folder):
+    """It may be the only copy of something: no command removes it, or goes on without it.
+    Once it has been moved away, the same command does its work."""
+    place = only_version(cache).path / folder
+    shutil.rmtree(place, ignore_errors=True)
+    place.write_text("the only copy")
+    commands = [
+        ("verify", cache),
+        ("repair", place.parent, "--manifest", plain.manifest()),
+        ("info", cache),
+    ]
+    for command in commands:
+        (line,) = cli(*command).with_code(1).err.splitlines()
+        assert f"{place}: " in line
+        assert line.endswith("not a folder: move it away, and run the same command again")
+    assert place.read_text() == "the only copy"
+    place.rename(cache.parent / "moved away")
+    assert cli("extract", plain.manifest(), "-o", cache, "--shard-size", "0.04").code == 0
+    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
+    assert items(cache) == items(sound)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_nothing_is_written_below_a_file_in_the_place_of_a_folder(scratch, folder):
+    version = make_version(scratch / "cache", make_features(3))
+    place = version.path / folder
+    shutil.rmtree(place, ignore_errors=True)
+    place.write_text("the only copy")
+    fault = f"^{place}: cannot be written: not a folder: move it away, and run the same command"
+    for write in (
+        lambda: version.store.put(f"{folder}/a", b""),
+        lambda: version.store.publish({"zarr.json": b""}, f"{folder}/ab"),
+    ):
+        with pytest.raises(StoreError, match=fault):
+            write()
+    assert place.read_text() == "the only copy"
 
 
 def test_a_damaged_index_is_noted_and_built_anew(cli, plain, sound, cache):

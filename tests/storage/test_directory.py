@@ -302,9 +302,10 @@ def test_what_is_no_regular_file_is_damaged(store):
             for read in (lambda key=key: store.read(key, 10), lambda key=key: store.map(key, 1)):
                 with pytest.raises(DamagedError, match=f"{key}: damaged: not a regular file"):
                     read()
-    for read in (lambda: store.read("folder/a/b", 1), lambda: store.names("folder/a")):
-        with pytest.raises(DamagedError, match="cannot be read: "):
-            read()
+    with pytest.raises(DamagedError, match="cannot be read: "):
+        store.read("folder/a/b", 1)
+    with pytest.raises(DamagedError, match="folder/a: damaged: not a folder: move it away"):
+        store.names("folder/a")
     with pytest.raises(StoreError, match="x: cannot be read: File name too long") as caught:
         store.read("x" * 300, 1)  # which no file of a cache is called
     assert not isinstance(caught.value, DamagedError)
@@ -403,6 +404,18 @@ def test_what_cannot_be_written_is_one_line(store):
             with pytest.raises(StoreError, match=r"^/[^\n]*: cannot be written: [^\n]*$"):
                 use(Directory(location))
     assert store.names("work") == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "a bad sector"), KeyboardInterrupt()])
+def test_a_file_that_is_not_finished_leaves_the_older_one_and_nothing_beside_it(
+    scratch, monkeypatch, error
+):
+    (scratch / "a").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=error))
+    with pytest.raises((StoreError, KeyboardInterrupt)):
+        files.write_file(scratch / "a", b"new")
+    assert (scratch / "a").read_bytes() == b"old"
+    assert os.listdir(scratch) == ["a"]
 
 
 def test_a_file_takes_the_place_of_a_folder_where_a_file_belongs(store):

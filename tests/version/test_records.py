@@ -94,5 +94,7 @@ def test_a_probe_that_is_damaged_is_left_out(version):
 
 def test_a_probe_that_cannot_be_written_is_one_clear_line(version):
     (version.path / "probes").write_text("")
-    with pytest.raises(StoreError, match=r"^\S*probes\S*: cannot be written: Not a directory$"):
+    with pytest.raises(
+        StoreError, match=r"^\S*probes\S*: cannot be written: not a folder: move it away"
+    ):
         write_probe(version, PROBE)
