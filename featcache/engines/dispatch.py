@@ -121,10 +121,10 @@ class Chunks:
             seconds += sum(tasks[-1].seconds)
         return Chunk(tuple(tasks))
 
-    def undone(self, worker: int, done: Set[str]) -> int:
-        """Count the worker's chunks that have a task whose name is not in `done`."""
+    def undone(self, worker: int, done: Set[int]) -> int:
+        """Count the worker's chunks that have a task whose row is not in `done`."""
         held = self.held.get(worker, ())
-        return sum(any(task.name not in done for task in chunk.tasks) for chunk in held)
+        return sum(any(task.row not in done for task in chunk.tasks) for chunk in held)
 
     def done(self, worker: int, count: int = 1) -> None:
         """Count a worker's first chunks as done."""
@@ -132,11 +132,11 @@ class Chunks:
         if not self.held[worker]:
             del self.held[worker]
 
-    def died(self, worker: int, done: Set[str], counts: bool = True) -> None:
-        """Take back the chunks of a dead worker, except for the tasks in `done`, by name.
+    def died(self, worker: int, done: Set[int], counts: bool = True) -> None:
+        """Take back the chunks of a dead worker, except for the tasks whose row is in `done`.
         The death `counts` unless the worker was preempted."""
         for chunk in self.held.pop(worker, []):
-            left = tuple(task for task in chunk.tasks if task.name not in done)
+            left = tuple(task for task in chunk.tasks if task.row not in done)
             deaths, died_with = chunk.deaths, chunk.died_with
             if counts:
                 deaths, died_with = deaths + 1, worker
@@ -177,7 +177,8 @@ class _Worker:
     latest: Progress | None = None
     committed: Progress = field(default_factory=Progress)
     """The committed part of `latest`."""
-    done: set[str] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    """The rows of the tasks that it has committed."""
 
 
 class Dispatch:
@@ -291,7 +292,7 @@ class Dispatch:
             case DoneTask():
                 self._settle_unread(event)
                 worker.committed += event.progress
-                worker.done.add(event.name)
+                worker.done.add(event.row)
                 worker.deaths = 0
             case Working(progress, works):
                 worker.latest = progress

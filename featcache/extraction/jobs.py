@@ -121,7 +121,8 @@ class Progress:
 class DoneTask:
     """A task whose shards have been committed."""
 
-    name: str
+    row: int
+    """`ShardTask.row`."""
     progress: Progress
     unread: list[list[Failure]]
     """The utterances left out of each version: see `RunControl.leaves_unread`."""

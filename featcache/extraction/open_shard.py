@@ -79,4 +79,4 @@ class OpenShard:
                 job.version.store.publish(files, f"shards/{name}")
                 num_shards += 1
         progress = self._progress + Progress(shards=num_shards)
-        return DoneTask(self._task.name, progress, self._unread)
+        return DoneTask(self._task.row, progress, self._unread)

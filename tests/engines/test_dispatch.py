@@ -319,7 +319,7 @@ def test_a_package_that_only_a_worker_lacks_ends_the_run_with_the_same_exit_code
 def tasks(count: int, hours: float = 0.0):
     return iter(
         [
-            ShardTask(f"{number:012x}", number, (), (3600 * hours,), (), "")
+            ShardTask(number, (), (3600 * hours,), (), "")
             for number in range(count)
         ]
     )
@@ -332,7 +332,7 @@ def test_every_task_is_done_once(count, workers, deadly, data):
     chunks = Chunks(tasks(count), workers)
     done, held = Counter(), chunks.held
     accidents = most_accidents = data.draw(st.integers(0, 5))
-    deaths, names = 0, {f"{number:012x}" for number in deadly if number < count}
+    deaths, rows = 0, {number for number in deadly if number < count}
     while not chunks.are_done:
         worker = data.draw(st.integers(0, workers - 1))
         own = held.get(worker, [])
@@ -350,14 +350,14 @@ def test_every_task_is_done_once(count, workers, deadly, data):
         kills = [
             number
             for number, task in enumerate(chunk.tasks)
-            if task.name in names and not is_given_up
+            if task.row in rows and not is_given_up
         ]
         accident = accidents > 0 and data.draw(st.booleans())
         accidents -= accident
         reached = kills[0] if kills else len(chunk.tasks)
         if accident:
             reached = data.draw(st.integers(0, reached))
-        committed = {task.name for task in chunk.tasks[:reached]}
+        committed = {task.row for task in chunk.tasks[:reached]}
         done.update(committed)
         if accident or kills:
             preempted = accident and data.draw(st.booleans())
@@ -367,9 +367,9 @@ def test_every_task_is_done_once(count, workers, deadly, data):
         else:
             chunks.done(worker)
     assert not chunks.held
-    assert {*done} == {f"{number:012x}" for number in range(count)}
+    assert {*done} == {*range(count)}
     assert max(done.values(), default=1) == 1
-    assert deaths <= 2 * MOST_DEATHS * len(names) + most_accidents
+    assert deaths <= 2 * MOST_DEATHS * len(rows) + most_accidents
 
 
 def test_chunks_get_smaller_near_the_end():
