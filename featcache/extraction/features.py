@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -96,6 +96,16 @@ class Extracted:
     all."""
     traceback: str = ""
     """The traceback of the extractor's last exception."""
+
+    is_complete: ClassVar[bool] = True
+    """False for `PendingRows` with rows that are still to be computed."""
+    waiting_seconds: ClassVar[float] = 0.0
+    """Seconds of audio whose rows are computed, in `PendingRows`."""
+
+    @classmethod
+    def of(cls, built: BuiltConfig, root: AudioLocation) -> Extracted:
+        """Return the results of a config, still empty."""
+        return cls(built.computed_spec, root, built.config.pool)
 
     def take_rows(self) -> list[Any]:
         """Return the rows still to be computed: none. `PendingRows` has some."""
