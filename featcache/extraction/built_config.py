@@ -66,6 +66,12 @@ class BuiltConfig:
         kept = {key: resolved.get(key) for key in ("extractor", "params", "audio", "augment")}
         return json.dumps([kept, self.extractor.chosen_batching], sort_keys=True)
 
+    def require_audio(self, where: object, remedy: str) -> None:
+        """Raise ConfigError if the features cannot be made from audio."""
+        if self.extractor.needs_source:
+            what = "its features were imported, and cannot be made from audio"
+            raise ConfigError(f"{where}: {what}: {remedy}")
+
     @property
     def has_weights(self) -> bool:
         """True if the extractor loads weights."""

@@ -384,10 +384,10 @@ def batch_extractor(
 ) -> BatchExtractor:
     """Return a function that extracts batches from audio, from files in its place, or
     from the source's features. The other arguments are those of `AudioExtractor`."""
+    if source is not None:
+        return partial(source.extract, root, configs)
     if configs[0].label_files is not None:  # then all of them read such files
         from featcache.extraction.from_files import read_files
 
         return partial(read_files, root, configs, fetched)
-    if source is None:
-        return AudioExtractor(root, configs, fetched, wait)
-    return partial(source.extract, root, configs)
+    return AudioExtractor(root, configs, fetched, wait)
