@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
-from featcache.engines.process import Setup
 from featcache.engines.worker import Died, Event, Message, Ready, Stop, Work, WorkerSetup, Working
 from featcache.errors import ConfigError, ExtractorError, counted, listing
 from featcache.extraction.audio_files import can_be_read
@@ -198,7 +197,8 @@ class Dispatch:
             {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id}
             for job in group.jobs
         ]
-        self._setup = WorkerSetup(Setup.of(group), list(zip(paths, asked, strict=True)), options)
+        versions = list(zip(paths, asked, strict=True))
+        self._setup = WorkerSetup.of(group, versions=versions, options=options)
         self._workers = [_Worker() for _ in team.names]
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects

@@ -217,7 +217,7 @@ class Elsewhere(InlineTeam):
         self._root = root
 
     def start(self, worker, setup):
-        super().start(worker, replace(setup, setup=replace(setup.setup, root=self._root)))
+        super().start(worker, replace(setup, root=self._root))
 
 
 def test_a_machine_without_the_audio_is_refused_as_extract_would(run, scratch):
