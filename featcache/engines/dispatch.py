@@ -288,7 +288,8 @@ class Dispatch:
                     _log.info(event)
             case Ready(device, threads, runs):
                 worker.runs = runs
-                self._welcome(self._team.names[number], device, threads)
+                self._control.workers[number] = device, threads
+                self._compare(self._team.names[number], device)
             case DoneTask():
                 self._settle_unread(event)
                 worker.committed += event.progress
@@ -297,16 +298,14 @@ class Dispatch:
             case Working(progress, works):
                 worker.latest = progress
                 if works:
-                    if progress.too_many_failures:
-                        self._control.give_up(progress.too_many_failures, progress.traceback)
                     self._chunks.done(number, works)
             case Exception():
                 raise event
             case Died(how, counts_as_death):
                 self._bring_back(number, how, counts_as_death)
 
-    def _welcome(self, name: str, device: str, threads: int) -> None:
-        """Count a worker. Refuse a device of another model than the first one's."""
+    def _compare(self, name: str, device: str) -> None:
+        """Refuse a worker's device of another model than the first one's."""
         if self._first_ready is None:
             self._first_ready = name, device
         first_name, first_device = self._first_ready
@@ -316,13 +315,6 @@ class Dispatch:
                 "differently: choose devices of one model, or accept that with "
                 "--allow-mixed-devices"
             )
-        known = self._lasting
-        if device not in known.devices:
-            known = replace(known, devices=[*known.devices, device])
-        ready = len([worker for worker in self._workers if worker.runs])
-        if ready > known.processes:
-            known = replace(known, processes=ready, threads=known.threads + threads)
-        self._lasting = known
 
     def _bring_back(self, number: int, how: str, counts: bool) -> None:
         dead, name = self._workers[number], self._team.names[number]

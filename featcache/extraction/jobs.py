@@ -9,7 +9,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -84,14 +84,8 @@ class Progress:
     """The counts of each version, by its config's name."""
     stages: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     """Seconds of worker threads, by `STAGES`."""
-    processes: int = 0
-    """The number of other processes that extract."""
-    devices: Sequence[str] = ()
-    """The models of their devices."""
-    threads: int = 0
 
     def __add__(self, other: Progress) -> Progress:
-        """Add the progress of something else, except for its processes."""
         versions = dict(self.versions)
         for name, counts in other.versions.items():
             versions[name] = versions.get(name, VersionCounts()) + counts
@@ -99,8 +93,7 @@ class Progress:
             stage: self.stages.get(stage, 0.0) + other.stages.get(stage, 0.0) for stage in STAGES
         }
         fault = self if self.too_many_failures else other
-        return replace(
-            self,
+        return Progress(
             failures=self.failures + other.failures,
             audio_seconds=self.audio_seconds + other.audio_seconds,
             waiting_seconds=self.waiting_seconds + other.waiting_seconds,
@@ -202,6 +195,8 @@ class RunControl:
     """True if unreadable files are left to the process that has dealt out the tasks."""
     progress: Progress = Progress()
     """The progress so far, which `add` replaces."""
+    workers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """The model of the device, and the threads, of each other process that extracts."""
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, progress: Progress) -> None:
