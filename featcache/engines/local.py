@@ -98,12 +98,14 @@ class _Workers:
         self._batches = self._cut(tasks)
         if group.source is None:
             self._batches = _read_ahead(self._batches, self.downloads)
-        row_jobs = [job for job in group.jobs if group.source is None and job.built.takes_rows]
-        self._row_workers = group.device.row_workers if row_jobs else 0
+        row_jobs = [job for job in group.jobs if job.built.extractor.takes_rows]
+        self._row_workers = 0
+        if row_jobs and group.source is None:
+            self._row_workers = group.device.row_workers
         self._most_ahead: float = _AHEAD_PER_WORKER * group.device.workers
         self._ahead_seconds = _AHEAD_SECONDS
         if self._row_workers and all(job.batching.batching == "padded" for job in row_jobs):
-            bytes_per_second = sum(config.spec.expected_bytes(1.0) for config in group.configs)
+            bytes_per_second = sum(job.built.info.spec.expected_bytes(1.0) for job in group.jobs)
             self._ahead_seconds = min(
                 _ROWS_AHEAD_SECONDS, seconds_that_fill(_ROWS_AHEAD_BYTES, bytes_per_second)
             )
