@@ -291,7 +291,8 @@ def _begin(
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.config.name, batching.note)
     built.extractor.chosen_batching = batching.batching
-    return VersionJob(built, batching, version, Run(version, {**asked, **maker(device)}))
+    run = Run(version, {**asked, **maker(device)})
+    return VersionJob(built, batching, version, run, has_extracted=bool(version.shard_names()))
 
 
 class _Notes(logging.Handler):

@@ -254,7 +254,7 @@ class VersionJob:
     batching: BatchingChoice
     version: Version
     run: Run
-    has_extracted: bool = False
+    has_extracted: bool
     """True if the extractor has extracted anything, in this run or before it."""
     _in_a_row: Counter[str] = field(default_factory=Counter)
 

@@ -291,6 +291,15 @@ def test_an_extractor_that_always_raises_an_exception_in_a_worker_ends_the_run(r
     assert summary.interrupted
 
 
+def test_a_worker_knows_that_a_version_holds_something(run, plain, scratch):
+    """Then more utterances in a row may fail than the five at its beginning."""
+    config = write_config(scratch, "Crashing")
+    run(InlineTeam(1), config=config)
+    mute = [{**row, "id": f"{row['id']}!mute"} for row in plain.rows[:8]]
+    summary = run(InlineTeam(1), plain.manifest([*mute, *plain.rows], "mute.csv"), config)
+    assert (summary.too_many_failures, summary.failed_by_reason) == ("", {"extractor_error": 8})
+
+
 def test_a_worker_that_cannot_read_its_setup_says_so():
     """As of an extractor that a script defines: in another process, `__main__` is another
     module."""
