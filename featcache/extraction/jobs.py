@@ -254,7 +254,7 @@ class VersionJob:
     batching: BatchingChoice
     version: Version
     run: Run
-    has_extracted: bool
+    has_extracted: bool = False
     """True if the extractor has extracted anything, in this run or before it."""
     _in_a_row: Counter[str] = field(default_factory=Counter)
 
