@@ -116,7 +116,7 @@ class Batch:
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds of audio, about, whose rows are computed before all others are."""
+        """Seconds of audio, about, in its computed rows."""
         return sum(
             result.waiting_seconds / len(part) for part in self.parts or () for result in part
         )
@@ -157,7 +157,7 @@ class Delivery:
 
     @property
     def progress(self) -> Progress:
-        """The progress, with the rows that wait for others."""
+        """The progress, with computed rows whose batches are not complete."""
         with self._state:
             waiting_seconds = sum(batch.waiting_seconds for batch in self.coming)
         return replace(self._control.progress, waiting_seconds=waiting_seconds)

@@ -101,7 +101,7 @@ class Extracted:
     is_complete: ClassVar[bool] = True
     """False for `PendingRows` with rows that are still to be computed."""
     waiting_seconds: ClassVar[float] = 0.0
-    """Seconds of audio whose rows are computed, in `PendingRows`."""
+    """Seconds of audio in the computed rows of `PendingRows`."""
 
     @classmethod
     def of(cls, built: BuiltConfig, root: AudioLocation) -> Extracted:

@@ -42,16 +42,14 @@ runs."""
 
 @dataclass(frozen=True)
 class VersionCounts:
-    """The counts of what a run has added to one version."""
+    """The counts of what a run has added to one version; see `VersionSummary`."""
 
     extracted: int = 0
     failed: int = 0
     num_bytes: int = 0
-    """Bytes of features as they are stored, with side arrays."""
     seconds: float = 0.0
-    """Seconds of worker threads that computing the features took."""
+    """`VersionSummary.worker_seconds`."""
     upsampled: int = 0
-    """Utterances, without copies, whose file has a lower sample rate than the config."""
     downsampled: int = 0
     silent: int = 0
     first_silent: str = ""
