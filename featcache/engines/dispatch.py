@@ -135,14 +135,13 @@ class Chunks:
         """Take back the chunks of a dead worker, except for the tasks whose row is in `done`.
         The death `counts` unless the worker was preempted."""
         for chunk in self.held.pop(worker, []):
-            left = tuple(task for task in chunk.tasks if task.row not in done)
-            deaths, died_with = chunk.deaths, chunk.died_with
             if counts:
-                deaths, died_with = deaths + 1, worker
-            if left and deaths < MOST_DEATHS:
-                self._returned.append(Chunk(left, deaths, died_with))
-            else:
-                self._returned += [Chunk((task,), deaths, died_with) for task in left]
+                chunk = replace(chunk, deaths=chunk.deaths + 1, died_with=worker)
+            left = [task for task in chunk.tasks if task.row not in done]
+            if chunk.deaths >= MOST_DEATHS:
+                self._returned += [replace(chunk, tasks=(task,)) for task in left]
+            elif left:
+                self._returned.append(replace(chunk, tasks=tuple(left)))
 
     def _look_ahead(self) -> None:
         lacking = 2 * self._workers * MOST_TASKS - len(self._ahead)

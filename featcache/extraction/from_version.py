@@ -109,9 +109,10 @@ class SourceVersion:
         id_hash, row_hash, _ = wanted.rows
         positions = index.find_hashes(id_hash)
         namesakes = np.flatnonzero(positions >= 0)
-        is_same = index.row_hash[positions[namesakes]] == row_hash[namesakes]
+        if (index.row_hash[positions[namesakes]] == row_hash[namesakes]).any():
+            return
         keys = zip(id_hash.tolist(), row_hash.tolist(), strict=True)
-        if is_same.any() or not self._failures.keys().isdisjoint(keys):
+        if not self._failures.keys().isdisjoint(keys):
             return
         positions = positions[first_row : first_row + len(manifest)]
         row = int(positions.argmax())  # of an item with that id, if there is any
