@@ -67,19 +67,22 @@ class _Rows:
     """The rows that versions with the same copies and label files should hold."""
 
     manifest: Manifest
-    """The rows of the run, with the config's copies."""
     seconds: NDArray[np.float64]
+    first_row: int
     keys: RowKeys
     whole: NDArray[np.uint64]
     """The rows of a `Wanted` of the whole manifest, with copies, before it has generations."""
-    first_row: int
-    """The number of the first row in the whole manifest."""
 
 
 @dataclass(frozen=True, eq=False)
-class VersionPlan(_Rows):
+class VersionPlan:
     """The plan of a run for one version."""
 
+    manifest: Manifest
+    """The rows of the run, with the config's copies."""
+    seconds: NDArray[np.float64]
+    first_row: int
+    """The number of the first row in the whole manifest."""
     built: BuiltConfig
     wanted: Wanted
     info: VersionInfo
@@ -254,7 +257,7 @@ def _rows_of_run(plan: ExtractionPlan, copies: Copies, label_files: str | None) 
         known = plan.source.seconds(rows, known)
     if label_files is not None:  # which have no header that says it
         known = np.nan_to_num(known, nan=10.0)
-    return _Rows(rows, row_seconds(rows, known, speed), keys, whole, first * len(copies))
+    return _Rows(rows, row_seconds(rows, known, speed), first * len(copies), keys, whole)
 
 
 def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> VersionPlan:
@@ -295,7 +298,9 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
             built.extractor, probes, label, options.batching, options.allow_mismatch
         )
     return VersionPlan(
-        **vars(rows),
+        manifest=rows.manifest,
+        seconds=rows.seconds,
+        first_row=rows.first_row,
         built=built,
         wanted=wanted,
         info=info,
