@@ -39,7 +39,7 @@ class OpenShard:
     def __init__(
         self, task: ShardTask, jobs: Sequence[VersionJob], leaves_unread: bool = False
     ) -> None:
-        self.jobs = jobs
+        self._jobs = jobs
         self._task = task
         self._left = _UNREAD if leaves_unread else frozenset()
         self._builders = [ShardBuilder(job.version.info.spec) for job in jobs]
@@ -53,19 +53,17 @@ class OpenShard:
         """Append a part of a batch. Raises ExtractorError if the spec does not hold it."""
         progress = Progress()
         seconds: dict[str, float] = {}  # by utterance, over all versions
-        for number, (job, extracted) in enumerate(zip(self.jobs, part, strict=True)):
-            failures: list[Failure] = []
-            for failure in map(self._with_generation, extracted.failures):
-                if failure.reason in self._left:
-                    self._unread[number].append(failure)
-                else:
-                    failures.append(failure)
-            self._failures[number] += failures
+        versions = zip(self._jobs, self._builders, self._failures, self._unread, part, strict=True)
+        for job, builder, failures, unread, extracted in versions:
+            all_failed = [*map(self._with_generation, extracted.failures)]
+            failed = [failure for failure in all_failed if failure.reason not in self._left]
+            failures += failed
+            unread += [failure for failure in all_failed if failure.reason in self._left]
             items = map(self._with_generation, extracted.items)
             for item, clip in zip(items, extracted.features, strict=True):
-                self._builders[number].append(item, clip.features, clip.side)
+                builder.append(item, clip.features, clip.side)
                 seconds[item.id] = item.num_samples / job.built.sample_rate
-            progress += job.count(replace(extracted, failures=failures))
+            progress += job.count(replace(extracted, failures=failed))
         progress += Progress(audio_seconds=sum(seconds.values()))
         self._progress += progress
         return progress
@@ -78,7 +76,7 @@ class OpenShard:
         """Record the failures, and make the shards visible. Raises StoreError if the
         cache cannot be written."""
         num_shards = 0
-        for job, builder, failures in zip(self.jobs, self._builders, self._failures, strict=True):
+        for job, builder, failures in zip(self._jobs, self._builders, self._failures, strict=True):
             job.run.fail(failures)
             if len(builder):
                 name, files = builder.files(
