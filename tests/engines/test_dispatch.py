@@ -326,12 +326,7 @@ def test_a_package_that_only_a_worker_lacks_ends_the_run_with_the_same_exit_code
 
 
 def tasks(count: int, hours: float = 0.0):
-    return iter(
-        [
-            ShardTask(number, (), (3600 * hours,), (), "")
-            for number in range(count)
-        ]
-    )
+    return iter([ShardTask(number, (), (3600 * hours,), (), "") for number in range(count)])
 
 
 @given(st.integers(0, 60), st.integers(1, 5), st.sets(st.integers(0, 59), max_size=4), st.data())

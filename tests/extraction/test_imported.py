@@ -424,7 +424,9 @@ def test_units_of_imported_features_refuse_a_manifest_of_audio(cli, tmp_path):
     source, cache = write_files(tmp_path / "theirs"), tmp_path / "c"
     import_into(cli, cache, source).with_code(0)
     cli("fit-kmeans", cache, "-k", "3", "-o", tmp_path / "u.safetensors").with_code(0)
-    (tmp_path / "u.yaml").write_text("name: u\nextractor: units\nparams: {weights: u.safetensors}\n")
+    (tmp_path / "u.yaml").write_text(
+        "name: u\nextractor: units\nparams: {weights: u.safetensors}\n"
+    )
     options = ("-c", tmp_path / "u.yaml", "-o", tmp_path / "u", "--from", cache)
     audio = tmp_path / "audio.csv"
     remedy = f"; that was made from {source}: give that manifest, with --format features"
