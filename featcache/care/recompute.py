@@ -26,7 +26,7 @@ from featcache.care.report import Problem, Recomputed
 from featcache.care.sources import SourceCheck
 from featcache.config import recorded_config
 from featcache.device import Device
-from featcache.errors import AudioError, ConfigError, Reason, listing
+from featcache.errors import AudioError, Reason, listing
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import ClipFeatures, WorkerTimes
 from featcache.extraction.jobs import batch_extractor
@@ -60,9 +60,7 @@ def recompute(
     """Extract the items at `positions` of the index again, one by one. Raises ConfigError
     if the version's config cannot be built here."""
     built, result = built_again(version, device), Recomputed(len(positions))
-    if built.extractor.needs_source:
-        what = "its features were imported, and cannot be made from audio"
-        raise ConfigError(f"{version.path}: {what}: leave --recompute out")
+    built.require_audio(version.path, "leave --recompute out")
     for position in positions:
         name, number = index.place(position)
         shard = version.shard(name)

@@ -175,6 +175,8 @@ def _build(version: Version, options: Options) -> BuiltConfig:
             f"weights. Nothing has been removed: use its featcache ({maker}), or extract "
             "a new version"
         )
+    remedy = "`featcache rm` it, and extract it again with --from"
+    built.require_audio(version.path, f"nothing has been removed: {remedy}")
     return built
 
 

@@ -5,19 +5,91 @@ from __future__ import annotations
 import errno
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from time import perf_counter
+from typing import TypeVar
 
-from featcache.errors import StoreError
-from featcache.extraction.jobs import Progress, RunControl
-from featcache.extraction.open_shard import OpenShard
+from msgspec import structs
+
+from featcache.errors import Reason, StoreError
+from featcache.extraction.features import Extracted
+from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionJob
 from featcache.extraction.padded_rows import Part
+from featcache.extraction.tasks import ShardTask
+from featcache.format.shard import Item
+from featcache.format.writing import ShardBuilder
 from featcache.manifest.segments import Utterance
+from featcache.version.ledger import Failure
 
 _WAITING_COMMITS = 2
 """Complete shards that may wait for the disk."""
+
+_UNREAD = frozenset({Reason.FILE_MISSING, Reason.FILE_UNREADABLE})
+
+_Record = TypeVar("_Record", Item, Failure)
+
+
+class OpenShard:
+    """A task in progress, with a shard for each version, in memory until it is committed. Not
+    thread-safe."""
+
+    def __init__(
+        self, task: ShardTask, jobs: Sequence[VersionJob], leaves_unread: bool = False
+    ) -> None:
+        self._jobs = jobs
+        self._task = task
+        self._left = _UNREAD if leaves_unread else frozenset()
+        self._builders = [ShardBuilder(job.version.info.spec) for job in jobs]
+        self._failures: list[list[Failure]] = [[] for _ in jobs]
+        self._unread: list[list[Failure]] = [[] for _ in jobs]
+        self._progress = Progress()
+        ids = (utterance.id for utterance in task.utterances)
+        self._generations = dict(zip(ids, task.generations, strict=True))
+
+    def append(self, part: Iterable[Extracted]) -> Progress:
+        """Append a part of a batch. Raises ExtractorError if the spec does not hold it."""
+        progress = Progress()
+        seconds: dict[str, float] = {}  # by utterance, over all versions
+        versions = zip(self._jobs, self._builders, self._failures, self._unread, part, strict=True)
+        for job, builder, failures, unread, extracted in versions:
+            all_failed = [*map(self._with_generation, extracted.failures)]
+            failed = [failure for failure in all_failed if failure.reason not in self._left]
+            failures += failed
+            unread += [failure for failure in all_failed if failure.reason in self._left]
+            items = map(self._with_generation, extracted.items)
+            for item, clip in zip(items, extracted.features, strict=True):
+                builder.append(item, clip.features, clip.side)
+                seconds[item.id] = item.num_samples / job.built.sample_rate
+            progress += job.count(replace(extracted, failures=failed))
+        progress += Progress(audio_seconds=sum(seconds.values()))
+        self._progress += progress
+        return progress
+
+    def _with_generation(self, record: _Record) -> _Record:
+        generation = self._generations[record.id]
+        return record if generation == 1 else structs.replace(record, generation=generation)
+
+    def commit(self) -> DoneTask:
+        """Record the failures, and make the shards visible. Raises StoreError if the
+        cache cannot be written."""
+        num_shards = 0
+        for job, builder, failures in zip(self._jobs, self._builders, self._failures, strict=True):
+            job.run.fail(failures)
+            if len(builder):
+                name, files = builder.files(
+                    fingerprint=job.version.info.fingerprint,
+                    row=self._task.row,
+                    manifest=self._task.manifest,
+                    made_by=job.made_by,
+                    where=job.version.path,
+                )
+                job.version.store.publish(files, f"shards/{name}")
+                num_shards += 1
+        progress = self._progress + Progress(shards=num_shards)
+        return DoneTask(self._task.row, progress, self._unread)
 
 
 @dataclass(eq=False)
@@ -32,13 +104,20 @@ class Batch:
     is_suspect: bool
     parts: list[Part] | None = None
     """Each part's results of each version; None until the batch is extracted."""
-    num_pending: int = 0
-    waiting_seconds: float = 0.0
 
     @property
     def is_complete(self) -> bool:
         """True once all results are there, with all rows."""
-        return self.parts is not None and not self.num_pending
+        if self.parts is None:
+            return False
+        return all(result.is_complete for result in chain.from_iterable(self.parts))
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Seconds of audio, about, in its computed rows."""
+        return sum(
+            result.waiting_seconds / len(part) for part in self.parts or () for result in part
+        )
 
 
 class Delivery:
@@ -74,11 +153,18 @@ class Delivery:
         if self._begun is not None:
             self._commit(self._begun)
 
+    @property
+    def progress(self) -> Progress:
+        """The progress, with computed rows whose batches are not complete."""
+        with self._state:
+            waiting_seconds = sum(batch.waiting_seconds for batch in self.coming)
+        return replace(self._control.progress, waiting_seconds=waiting_seconds)
+
     def report(self) -> None:
         """Report the progress, unless another thread is doing so."""
         if self._reporting.acquire(blocking=False):
             try:
-                self._control.report(self._control.progress)
+                self._control.report(self.progress)
             finally:
                 self._reporting.release()
 
@@ -87,10 +173,8 @@ class Delivery:
         caller holds `state`."""
         if self._is_appending or not self.coming or not self.coming[0].is_complete:
             return None
-        batch = self.coming[0]
         self._is_appending = True
-        self._control.add(Progress(waiting_seconds=-batch.waiting_seconds))
-        return batch
+        return self.coming[0]
 
     def append(self, batch: Batch) -> None:
         """Append a batch that was taken. Raises StoreError if the cache cannot be

@@ -61,13 +61,8 @@ def run_forked(
 
 
 class _Processes:
-    """A team of processes of this machine.
-
-    Args:
-        names: The names of the workers.
-        places: The device and the threads of each.
-        begin: Starts a worker's process. Gets its number, and the connections to others.
-    """
+    """A team of processes of this machine, with the device and the threads of each.
+    `begin` starts a worker's process, by its number and the connections to others."""
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
-from featcache.engines.process import Setup
 from featcache.engines.worker import Died, Event, Message, Ready, Stop, Work, WorkerSetup, Working
 from featcache.errors import ConfigError, ExtractorError, counted, listing
 from featcache.extraction.audio_files import can_be_read
@@ -121,10 +120,10 @@ class Chunks:
             seconds += sum(tasks[-1].seconds)
         return Chunk(tuple(tasks))
 
-    def undone(self, worker: int, done: Set[str]) -> int:
-        """Count the worker's chunks that have a task whose name is not in `done`."""
+    def undone(self, worker: int, done: Set[int]) -> int:
+        """Count the worker's chunks that have a task whose row is not in `done`."""
         held = self.held.get(worker, ())
-        return sum(any(task.name not in done for task in chunk.tasks) for chunk in held)
+        return sum(any(task.row not in done for task in chunk.tasks) for chunk in held)
 
     def done(self, worker: int, count: int = 1) -> None:
         """Count a worker's first chunks as done."""
@@ -132,18 +131,17 @@ class Chunks:
         if not self.held[worker]:
             del self.held[worker]
 
-    def died(self, worker: int, done: Set[str], counts: bool = True) -> None:
-        """Take back the chunks of a dead worker, except for the tasks in `done`, by name.
+    def died(self, worker: int, done: Set[int], counts: bool = True) -> None:
+        """Take back the chunks of a dead worker, except for the tasks whose row is in `done`.
         The death `counts` unless the worker was preempted."""
         for chunk in self.held.pop(worker, []):
-            left = tuple(task for task in chunk.tasks if task.name not in done)
-            deaths, died_with = chunk.deaths, chunk.died_with
             if counts:
-                deaths, died_with = deaths + 1, worker
-            if left and deaths < MOST_DEATHS:
-                self._returned.append(Chunk(left, deaths, died_with))
-            else:
-                self._returned += [Chunk((task,), deaths, died_with) for task in left]
+                chunk = replace(chunk, deaths=chunk.deaths + 1, died_with=worker)
+            left = [task for task in chunk.tasks if task.row not in done]
+            if chunk.deaths >= MOST_DEATHS:
+                self._returned += [replace(chunk, tasks=(task,)) for task in left]
+            elif left:
+                self._returned.append(replace(chunk, tasks=tuple(left)))
 
     def _look_ahead(self) -> None:
         lacking = 2 * self._workers * MOST_TASKS - len(self._ahead)
@@ -177,7 +175,8 @@ class _Worker:
     latest: Progress | None = None
     committed: Progress = field(default_factory=Progress)
     """The committed part of `latest`."""
-    done: set[str] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    """The rows of the tasks that it has committed."""
 
 
 class Dispatch:
@@ -197,7 +196,8 @@ class Dispatch:
             {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id}
             for job in group.jobs
         ]
-        self._setup = WorkerSetup(Setup.of(group), list(zip(paths, asked, strict=True)), options)
+        versions = list(zip(paths, asked, strict=True))
+        self._setup = WorkerSetup.of(group, versions=versions, options=options)
         self._workers = [_Worker() for _ in team.names]
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects
@@ -287,25 +287,24 @@ class Dispatch:
                     _log.info(event)
             case Ready(device, threads, runs):
                 worker.runs = runs
-                self._welcome(self._team.names[number], device, threads)
+                self._control.workers[number] = device, threads
+                self._compare(self._team.names[number], device)
             case DoneTask():
                 self._settle_unread(event)
                 worker.committed += event.progress
-                worker.done.add(event.name)
+                worker.done.add(event.row)
                 worker.deaths = 0
             case Working(progress, works):
                 worker.latest = progress
                 if works:
-                    if progress.too_many_failures:
-                        self._control.give_up(progress.too_many_failures, progress.traceback)
                     self._chunks.done(number, works)
             case Exception():
                 raise event
             case Died(how, counts_as_death):
                 self._bring_back(number, how, counts_as_death)
 
-    def _welcome(self, name: str, device: str, threads: int) -> None:
-        """Count a worker. Refuse a device of another model than the first one's."""
+    def _compare(self, name: str, device: str) -> None:
+        """Refuse a worker's device of another model than the first one's."""
         if self._first_ready is None:
             self._first_ready = name, device
         first_name, first_device = self._first_ready
@@ -315,13 +314,6 @@ class Dispatch:
                 "differently: choose devices of one model, or accept that with "
                 "--allow-mixed-devices"
             )
-        known = self._lasting
-        if device not in known.devices:
-            known = replace(known, devices=[*known.devices, device])
-        ready = len([worker for worker in self._workers if worker.runs])
-        if ready > known.processes:
-            known = replace(known, processes=ready, threads=known.threads + threads)
-        self._lasting = known
 
     def _bring_back(self, number: int, how: str, counts: bool) -> None:
         dead, name = self._workers[number], self._team.names[number]

@@ -97,7 +97,7 @@ class IsolatedProcess:
 
     def _crashed(self, number: int, utterance: Utterance, message: str) -> Extracted:
         error = AudioError(Reason.CRASHED, message)
-        return Extracted(self._group.configs[number].spec, self._group.root).fail(utterance, error)
+        return Extracted.of(self._group.configs[number], self._group.root).fail(utterance, error)
 
     def _begin(self) -> OtherProcess | None:
         """Start the other process; None if it cannot begin."""

@@ -22,11 +22,11 @@ from itertools import chain, count
 from time import perf_counter
 
 from featcache.audio.remote import StoppedError
-from featcache.engines.delivery import Batch, Delivery
+from featcache.engines.delivery import Batch, Delivery, OpenShard
 from featcache.engines.isolated import IsolatedProcess
-from featcache.errors import AudioError, ExtractorError, StoreError
+from featcache.errors import ExtractorError, StoreError
 from featcache.extraction.downloads import Downloads
-from featcache.extraction.features import WorkerTimes
+from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.from_audio import batches
 from featcache.extraction.jobs import (
     BatchExtractor,
@@ -35,8 +35,7 @@ from featcache.extraction.jobs import (
     RunControl,
     batch_extractor,
 )
-from featcache.extraction.open_shard import OpenShard
-from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
+from featcache.extraction.padded_rows import Row, RowQueue, compute_rows
 from featcache.extraction.tasks import ShardTask, seconds_that_fill
 from featcache.version.in_flight import InFlight
 
@@ -99,12 +98,14 @@ class _Workers:
         self._batches = self._cut(tasks)
         if group.source is None:
             self._batches = _read_ahead(self._batches, self.downloads)
-        row_jobs = [job for job in group.jobs if group.source is None and job.built.takes_rows]
-        self._row_workers = group.device.row_workers if row_jobs else 0
+        row_jobs = [job for job in group.jobs if job.built.extractor.takes_rows]
+        self._row_workers = 0
+        if row_jobs and group.source is None:
+            self._row_workers = group.device.row_workers
         self._most_ahead: float = _AHEAD_PER_WORKER * group.device.workers
         self._ahead_seconds = _AHEAD_SECONDS
         if self._row_workers and all(job.batching.batching == "padded" for job in row_jobs):
-            bytes_per_second = sum(config.spec.expected_bytes(1.0) for config in group.configs)
+            bytes_per_second = sum(job.built.info.spec.expected_bytes(1.0) for job in group.jobs)
             self._ahead_seconds = min(
                 _ROWS_AHEAD_SECONDS, seconds_that_fill(_ROWS_AHEAD_BYTES, bytes_per_second)
             )
@@ -112,8 +113,7 @@ class _Workers:
         # Guards what follows.
         self._state = threading.Condition()
         self._error: BaseException | None = None
-        self._queue = RowQueue(group.device.torch_device)
-        self._batch_of: dict[PendingRows, Batch] = {}
+        self._queue = RowQueue()
         self._is_taking = False
         self._is_exhausted = False  # no more utterances are taken
         self._decoding = self._computing = 0
@@ -135,8 +135,6 @@ class _Workers:
             except BaseException as error:
                 self._fail(error)
                 raise
-        # Batches that waited for audio that cannot be fetched are dropped.
-        self._control.add(Progress(waiting_seconds=-self._control.progress.waiting_seconds))
         if self._error is not None:
             raise self._error
         if self._stop.is_set():
@@ -260,11 +258,8 @@ class _Workers:
                 return
             batch.parts = parts
             for result in chain.from_iterable(parts):
-                if isinstance(result, PendingRows):
-                    batch.num_pending += 1
-                    self._batch_of[result] = batch
-                    self._queue.add(batch.number, result.take_rows())
-                else:
+                self._queue.add(batch.number, result.take_rows())
+                if isinstance(result, Extracted):
                     times["extract"] += result.seconds
             self._state.notify_all()
 
@@ -274,22 +269,10 @@ class _Workers:
             results = compute_rows(rows)
         seconds = perf_counter() - started
         times["extract"] += seconds
-        waiting_seconds = 0.0
         with self._state:
             self._computing -= 1
             for row, of_versions in zip(rows, results, strict=True):
-                batch = self._batch_of[row.pending]
-                # Rows count before their batch is complete, which may take long.
-                num_computed = sum(not isinstance(result, AudioError) for result in of_versions)
-                waiting = row.seconds * num_computed / len(self._group.jobs)
-                batch.waiting_seconds += waiting
-                waiting_seconds += waiting
                 row.pending.finish(row, of_versions, seconds / len(rows))
-                for pending in row.pending.sharing:
-                    if pending.is_complete:
-                        del self._batch_of[pending]
-                        batch.num_pending -= 1
-            self._control.add(Progress(waiting_seconds=waiting_seconds))
             self._state.notify_all()
         self._delivery.report()
 

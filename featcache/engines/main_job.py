@@ -75,7 +75,7 @@ def choose_engine(options: Options) -> Engine:
     if options.is_on_ray:
         from featcache.engines.ray import on_ray
 
-        return on_ray(options.engine, options)
+        return on_ray(options)
     if options.devices:
         from featcache.engines.devices import on_devices
 
@@ -91,7 +91,9 @@ def _on_this_machine(options: Options) -> Engine:
 
     def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
         most = group.device.threads
-        is_light = not any(job.built.takes_rows or job.built.has_weights for job in group.jobs)
+        is_light = not any(
+            built.extractor.takes_rows or built.has_weights for built in group.configs
+        )
         if most < 2 or group.device.is_cuda or group.source or not is_light or not can_fork():
             run_locally(group, tasks, control)
             return

@@ -18,6 +18,7 @@ from multiprocessing import Pipe, current_process, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
+from typing import Any, Self
 
 from featcache import errors
 from featcache.config import Config
@@ -219,8 +220,9 @@ class Setup:
     """Seconds of audio, about, that a worker extracts at once on a CPU."""
 
     @classmethod
-    def of(cls, group: JobGroup) -> Setup:
-        """Return the setup of a group, for processes whose current folder may be another."""
+    def of(cls, group: JobGroup, **more: Any) -> Self:
+        """Return the setup of a group, for processes whose current folder may be another.
+        `more` are the fields of a subclass."""
         return cls(
             root=group.root.absolute() if isinstance(group.root, Path) else group.root,
             paths_there=paths_there(group.root, group.some_paths),
@@ -229,6 +231,7 @@ class Setup:
             allows_remote_code=remote_code_is_allowed(),
             allowed_commands=allowed_commands(),
             cpu_batch_seconds=group.batch_seconds,
+            **more,
         )
 
     def batch_seconds(self, device: Device) -> float:

@@ -38,10 +38,10 @@ _DRAINED = 3
 """The reason in Ray's `NodeDeathInfo` if a node was preempted."""
 
 
-def on_ray(name: str, options: Options) -> Engine:
-    """Return an engine that runs on Ray, with a name as in `Options.engine`. Raises
-    ArgumentError for a device of a name that Ray chooses; MissingDependencyError if Ray is
-    not installed."""
+def on_ray(options: Options) -> Engine:
+    """Return an engine that runs on Ray. Raises ArgumentError for a device that only Ray
+    chooses; MissingDependencyError if Ray is not installed."""
+    name = str(options.engine)
     if options.device not in (None, "cpu", "cuda"):
         raise ArgumentError(
             f"device {options.device!r}: with --engine ray, it is cpu or cuda: Ray chooses which"

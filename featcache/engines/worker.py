@@ -61,10 +61,9 @@ def own_code() -> str:
 
 
 @dataclass(frozen=True)
-class WorkerSetup:
+class WorkerSetup(Setup):
     """The input of a worker."""
 
-    setup: Setup
     versions: Sequence[tuple[Location, dict[str, Any]]]
     """The place of each version, and the record of the run there."""
     options: Options
@@ -227,8 +226,8 @@ class _Worker:
             )
         self.device = Device(setup.options.device, setup.options.threads)
         self.device.use_nearby_cores()
-        self._setup, self._inbox, self._send = setup.setup, inbox, send
-        configs, self._source = setup.setup.build(self.device)
+        self._setup, self._inbox, self._send = setup, inbox, send
+        configs, self._source = setup.build(self.device)
         self.jobs = [
             _begin(setup.options, self.device, built, path, asked)
             for built, (path, asked) in zip(configs, setup.versions, strict=True)
@@ -292,7 +291,8 @@ def _begin(
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.config.name, batching.note)
     built.extractor.chosen_batching = batching.batching
-    return VersionJob(built, batching, version, Run(version, {**asked, **maker(device)}))
+    run = Run(version, {**asked, **maker(device)})
+    return VersionJob(built, batching, version, run, has_extracted=bool(version.shard_names()))
 
 
 class _Notes(logging.Handler):

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, compress
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from featcache.audio.decode import Cut, probe_seconds, span_of
 from featcache.audio.formats import OLD_FFMPEG, UNKNOWN, Header
 from featcache.audio.members import beginning_of, check_container, copy_of, stamp_now
 from featcache.audio.recording import Recording
-from featcache.audio.remote import URLS_AT_ONCE, each_at_once, require, stamp_of
+from featcache.audio.remote import FILES_AT_ONCE, URLS_AT_ONCE, each_at_once, require, stamp_of
 from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, ManifestError, Reason, counted
 from featcache.manifest.audio_locations import (
@@ -39,6 +38,7 @@ from featcache.manifest.audio_locations import (
 )
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest, nearest_sample, rows_at_even_steps
+from featcache.storage.base import in_parallel
 from featcache.version.index import Index
 from featcache.version.join import RowStatus, find_other_files, sources_of
 from featcache.version.ledger import Failure
@@ -48,10 +48,6 @@ _PROBED = 256
 
 _FETCHED = 32
 """The most files of a sample at URLs or inside containers."""
-
-_STAT_THREADS = 16
-
-_Answer = TypeVar("_Answer")
 
 
 def locations_of(manifest: Manifest, rows: NDArray[np.int64]) -> list[AudioSource]:
@@ -127,7 +123,7 @@ def with_changed_files(
         return stats_of(locations_of(manifest, block))
 
     blocks = np.array_split(rows, 1 + len(rows) // 1024)
-    with ThreadPoolExecutor(1 if manifest.has_urls else _STAT_THREADS) as pool:
+    with ThreadPoolExecutor(1 if manifest.has_urls else FILES_AT_ONCE) as pool:
         stamps = chain.from_iterable(pool.map(look, blocks))
         is_current = [
             # A file that is gone cannot be extracted again.
@@ -239,16 +235,10 @@ def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
     """Describe why no file of these can be read; an empty string if one may exist."""
     first, *others = map(manifest.resolve, paths)
     fault = _fault(first)
-    if not fault or not all(_at_once_if_urls(_fault, others)):
+    if not fault or not all(each_at_once(_fault, others)):
         return ""
     example = f"for example {paths[0]}{where_missing(paths[0], manifest.root)}"
     return f"exists, {example}" if fault == _MISSING else f"can be had, {example}: {fault}"
-
-
-def _at_once_if_urls(
-    ask: Callable[[AudioSource], _Answer], locations: Sequence[AudioSource]
-) -> Iterable[_Answer]:
-    return each_at_once(ask, locations) if any(map(url_of, locations)) else map(ask, locations)
 
 
 _MISSING = "there is no such file"
@@ -310,7 +300,9 @@ def stat_of(location: AudioSource) -> Stamp:
 
 def stats_of(locations: Sequence[AudioSource]) -> list[Stamp]:
     """Return `stat_of` of each file; servers are asked about many at a time."""
-    return list(_at_once_if_urls(stat_of, locations))
+    if any(map(url_of, locations)):
+        return each_at_once(stat_of, locations)
+    return [*map(stat_of, locations)]
 
 
 def is_same(now: Stamp, was: Stamp) -> bool:
@@ -399,8 +391,7 @@ def read_headers(
     if paths and isinstance(manifest.resolve(paths[0]), Url):
         threads = max(threads, URLS_AT_ONCE)
     starts = range(0, len(paths), _FILES_AT_ONCE)
-    with ThreadPoolExecutor(threads, "featcache-headers") as pool:
-        list(pool.map(look, [paths[start : start + _FILES_AT_ONCE] for start in starts]))
+    in_parallel(look, [paths[start : start + _FILES_AT_ONCE] for start in starts], threads)
     return FileHeaders(durations, headers, dict(sorted(failures.items())))
 
 

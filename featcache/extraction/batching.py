@@ -28,8 +28,6 @@ def precision_of(params: Params | None) -> str:
     return str(getattr(params, "precision", "fp32"))
 
 
-_UNMEASURED: Mapping[str, Any] = {"disturbed": 0.0, "mismatch": None}
-
 _Probes = Iterable[Mapping[str, Any]]
 """Documents of `featcache probe` that are kept with a version."""
 
@@ -60,14 +58,13 @@ def choose_batching(
         choices = listing(BATCHINGS)
         raise ConfigError(f"{where}: there is no such policy{meant}; choose from {choices}")
     measured = _measured(probes, device, precision_of(getattr(extractor, "params", None)))
+    disturbed = {name: trial["disturbed"] for name, trial in measured.items() if trial["disturbed"]}
     declared = declared_batchings(extractor)
-    clean = [name for name in declared if not measured.get(name, _UNMEASURED)["disturbed"]]
-    cleanest = clean[-1] if clean else "single"
+    cleanest = ["single", *(name for name in declared if name not in disturbed)][-1]
     preferred = request or declared[-1]
-    disturbed = measured.get(preferred, _UNMEASURED)["disturbed"]
     objection = None
-    if disturbed:
-        share = percent(disturbed)
+    if preferred in disturbed:
+        share = percent(disturbed[preferred])
         objection = f"by the probe of {device}, {preferred} changes {share} of the frames"
     elif preferred not in declared:
         objection = f"it is looser than {declared[-1]}, the loosest policy that {kind} declares"
@@ -78,7 +75,7 @@ def choose_batching(
             f"{where}: {objection}: use --batching {cleanest}, or add --allow-mismatch"
         )
     chosen = request or cleanest
-    mismatch = measured.get(chosen, _UNMEASURED)["mismatch"]
+    mismatch = measured.get(chosen, {}).get("mismatch")
     return BatchingChoice(chosen, mismatch, objection and f"batching {chosen}: {objection}")
 
 

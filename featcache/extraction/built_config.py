@@ -49,22 +49,23 @@ class BuiltConfig:
             extractor.check_audio(self.config.audio.model_dump())
         return extractor
 
-    @property
-    def takes_rows(self) -> bool:
-        """True if the extractor takes rows of padded clips."""
-        return self.extractor.takes_rows
-
     def model_pass(self) -> object:
         """Return a key that is equal for configs that differ only in what they take from a
         model's pass, and in how they store it."""
         taken = self.config.params.taken
-        if not taken or not self.takes_rows:
+        if not taken or not self.extractor.takes_rows:
             return id(self)
         resolved = self.config.resolved()
         for name in taken:
             resolved["params"].pop(name, None)
         kept = {key: resolved.get(key) for key in ("extractor", "params", "audio", "augment")}
         return json.dumps([kept, self.extractor.chosen_batching], sort_keys=True)
+
+    def require_audio(self, where: object, remedy: str) -> None:
+        """Raise ConfigError if the features cannot be made from audio."""
+        if self.extractor.needs_source:
+            what = "its features were imported, and cannot be made from audio"
+            raise ConfigError(f"{where}: {what}: {remedy}")
 
     @property
     def has_weights(self) -> bool:
@@ -90,11 +91,6 @@ class BuiltConfig:
     def computed_spec(self) -> FeatureSpec:
         """The spec of the features as they are computed and rounded, before any pooling."""
         return stored_spec(self.extractor.spec, self.config.dtype)
-
-    @property
-    def spec(self) -> FeatureSpec:
-        """The spec of the features as they are stored."""
-        return self.info.spec
 
     @cached_property
     def label_files(self) -> str | None:

@@ -7,10 +7,11 @@ as one of them is expected. The next two containers are fetched while one is dec
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import groupby
 from threading import Event, Lock
 
@@ -44,6 +45,15 @@ _FILES_PER_CONTAINER = 25
 """The files that a container counts as if it cannot be fetched."""
 
 
+@dataclass
+class _File:
+    fetched: Future[Fetched]
+    takers: int = 0
+    """The number of times that it will be taken."""
+    size: int | None = None
+    """The bytes that were fetched; None until then."""
+
+
 class Downloads:
     """Files that are fetched, or were and are still wanted. Leaving the `with` block gives
     up the others.
@@ -66,9 +76,7 @@ class Downloads:
         self.closed = Event()
         """Set once nobody waits any more."""
         self._lock = Lock()  # guards what follows
-        self._files: dict[Url, Future[Fetched]] = {}
-        self._wanted: Counter[Url] = Counter()  # how often each will be taken
-        self._sizes: dict[Url, int] = {}  # of the fetched files
+        self._files: dict[Url, _File] = {}
         self._fetched_bytes = self._fetched_files = 0
         self._in_vain = 0  # files in a row
         self._containers: dict[Url, int] = {}  # all expected ones, numbered
@@ -89,12 +97,13 @@ class Downloads:
         with self._lock:
             if len(self._containers) >= self._wanted_containers + _CONTAINERS_AHEAD:
                 return False
-            in_progress = len(self._files) - len(self._sizes)
+            sizes = [file.size for file in self._files.values()]
+            in_progress = sizes.count(None)
             # At first their size is unknown: the requests grow with the fetched files.
             if in_progress >= min(2 * self._at_once, 8 + 2 * self._fetched_files):
                 return False
             mean_bytes = self._fetched_bytes / max(1, self._fetched_files)
-            return sum(self._sizes.values()) + mean_bytes * in_progress < _AHEAD_BYTES
+            return sum(filter(None, sizes)) + mean_bytes * in_progress < _AHEAD_BYTES
 
     def expect(self, utterances: Iterable[Utterance]) -> bool:
         """Begin to fetch a batch's containers and files, once for each run of equal paths.
@@ -115,9 +124,9 @@ class Downloads:
                         self._coming.append(url)
                         self._fetch_containers()
                     continue
-                self._wanted[url] += 1
                 if url not in self._files:
-                    self._files[url] = self._threads.submit(self._fetch, url)
+                    self._files[url] = _File(self._threads.submit(self._fetch, url))
+                self._files[url].takers += 1
         return is_any
 
     def take(self, source: CopiedSource) -> Fetched:
@@ -131,13 +140,12 @@ class Downloads:
         if not isinstance(source, Url):
             return copy_of(source, self.wait_for_copy)
         with self._lock:
-            future = self._files.get(source)
-            if future is not None:
-                self._wanted[source] -= 1
-                if not self._wanted[source]:
-                    del self._wanted[source], self._files[source]
-                    self._sizes.pop(source, None)
-        return fetch(source, self._wait) if future is None else future.result()
+            file = self._files.get(source)
+            if file is not None:
+                file.takers -= 1
+                if not file.takers:
+                    del self._files[source]
+        return fetch(source, self._wait) if file is None else file.fetched.result()
 
     def _fetch_containers(self) -> None:
         """Begin to fetch the next containers; the caller holds the lock."""
@@ -182,7 +190,7 @@ class Downloads:
             self._fetched_bytes += fetched.stamp.size
             self._fetched_files += 1
             if url in self._files:
-                self._sizes[url] = fetched.stamp.size
+                self._files[url].size = fetched.stamp.size
         return fetched
 
     def _wait(self, seconds: float) -> None:

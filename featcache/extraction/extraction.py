@@ -118,7 +118,8 @@ def run_extraction(
     interrupted = control.stop.is_set()
     control.check(is_end=not interrupted)
     report(control.progress)
-    return summarize(plan, control.progress, perf_counter() - began, interrupted)
+    workers = [*control.workers.values()]
+    return summarize(plan, control.progress, perf_counter() - began, interrupted, workers)
 
 
 def _fill(
@@ -307,9 +308,13 @@ class Summary:
 
 
 def summarize(
-    plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, interrupted: bool
+    plan: ExtractionPlan,
+    progress: Progress,
+    elapsed_seconds: float,
+    interrupted: bool,
+    workers: Sequence[tuple[str, int]] = (),
 ) -> Summary:
-    """Sum up a run."""
+    """Sum up a run, with the `RunControl.workers`."""
     versions = [_version_summary(plan, planned, progress) for planned in plan.versions]
     silent = [counts for counts in progress.versions.values() if counts.silent]
     total = sum(progress.stages.values())
@@ -326,14 +331,14 @@ def summarize(
         first_silent=next((counts.first_silent for counts in silent), ""),
         audio_seconds=progress.audio_seconds,
         elapsed_seconds=elapsed_seconds,
-        device=", ".join(progress.devices) or plan.device.label,
-        threads=progress.threads or plan.device.threads,
+        device=", ".join(dict.fromkeys(device for device, _ in workers)) or plan.device.label,
+        threads=sum(threads for _, threads in workers) or plan.device.threads,
         stages=stages,
         bottleneck=max(stages, key=stages.__getitem__, default=""),
         interrupted=interrupted,
         too_many_failures=progress.too_many_failures,
         traceback=progress.traceback,
-        processes=progress.processes or 1,
+        processes=len(workers) or 1,
     )
 
 

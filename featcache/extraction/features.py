@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from featcache.spec import (
     MAIN,
     QUANTIZATION,
     FeatureSpec,
+    Track,
     all_finite,
     as_values,
     dequantize_array,
@@ -96,6 +97,16 @@ class Extracted:
     all."""
     traceback: str = ""
     """The traceback of the extractor's last exception."""
+
+    is_complete: ClassVar[bool] = True
+    """False for `PendingRows` with rows that are still to be computed."""
+    waiting_seconds: ClassVar[float] = 0.0
+    """Seconds of audio in the computed rows of `PendingRows`."""
+
+    @classmethod
+    def of(cls, built: BuiltConfig, root: AudioLocation) -> Extracted:
+        """Return the results of a config, still empty."""
+        return cls(built.computed_spec, root, built.config.pool)
 
     def take_rows(self) -> list[Any]:
         """Return the rows still to be computed: none. `PendingRows` has some."""
@@ -228,13 +239,14 @@ def _compute(built: BuiltConfig, clips: list[Clip]) -> list[Result]:
                 f"extract returned {type(returned).__name__} of {len(features):,}, and no list of "
                 f"{counted(len(clips), 'tensor')}",
             )
-        tracks = [
-            _tracks_of(extractor, tensors, count)
+        tracks = extractor.spec.tracks
+        checked = [
+            _entries_of(extractor, tracks, tensors, count)
             for tensors, count in zip(features, num_frames, strict=True)
         ]
-        main = [clip[MAIN] for clip in tracks]
+        main = [clip[MAIN] for clip in checked]
         stored = download(built, main, built.computed_spec.is_quantized)
-        for number, (result, clip) in enumerate(zip(stored, tracks, strict=True)):
+        for number, (result, clip) in enumerate(zip(stored, checked, strict=True)):
             if len(clip) > 1 and isinstance(result, ClipFeatures):
                 others = {
                     name: device.download(entries.detach().contiguous()).copy()
@@ -245,18 +257,18 @@ def _compute(built: BuiltConfig, clips: list[Clip]) -> list[Result]:
     return stored
 
 
-def _tracks_of(
-    extractor: Extractor[Params], extracted: Tracks, num_frames: int
+def _entries_of(
+    extractor: Extractor[Params], tracks: Sequence[Track], extracted: Tracks, num_frames: int
 ) -> dict[str, torch.Tensor]:
     by_name = tracks_by_name(extracted)
-    names = [track.name for track in extractor.spec.tracks]
+    names = [track.name for track in tracks]
     if {*by_name} != {*names}:
         raise fault(
             extractor,
             f"extract returned the tracks {listing(by_name)}; its spec has {listing(names)}",
         )
     entries = {}
-    for track in extractor.spec.tracks:
+    for track in tracks:
         tensor = by_name[track.name]
         count = num_frames
         if track.name != MAIN or track.axis.has_times:

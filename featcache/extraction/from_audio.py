@@ -82,7 +82,11 @@ class AudioExtractor:
         self._root, self._configs = root, configs
         makers = {config.waveform_maker: config.sample_rate for config in configs}
         self._makers = [*makers]
-        self._sharing = _sharing_a_pass(configs)
+        by_pass: dict[object, list[int]] = {}
+        for number, config in enumerate(configs):
+            by_pass.setdefault(config.model_pass(), []).append(number)
+        self._sharing = [*by_pass.values()]
+        """The numbers of the configs whose versions share a model's pass."""
         self._hashes = ContentHashes(wait)
         self._memory = AudioMemory(
             sum(rate * maker.seconds_per_second for maker, rate in makers.items()) * _SAMPLE_BYTES
@@ -152,7 +156,7 @@ class AudioExtractor:
             if not is_out_of_memory(error):
                 raise
         message = "extracting it takes more memory than there is"
-        failed = Extracted(config.computed_spec, self._root)
+        failed = Extracted.of(config, self._root)
         return failed.fail(decoded.utterance, AudioError(Reason.OUT_OF_MEMORY, message))
 
     def _extract(self, configs: Sequence[BuiltConfig], part: Sequence[Decoded]) -> Part:
@@ -169,7 +173,7 @@ class AudioExtractor:
     def _extract_version(
         self, config: BuiltConfig, part: Sequence[Decoded], leader: PendingRows | None
     ) -> Extracted | PendingRows:
-        extracted = Extracted(config.computed_spec, self._root, config.config.pool)
+        extracted = Extracted.of(config, self._root)
         copies = config.waveform_maker.copies
         clips: list[tuple[Item, Waveform]] = []
         for decoded in part:
@@ -186,7 +190,7 @@ class AudioExtractor:
             if copies.copy_of(item.id) == copies[0]:
                 utterance_id = item.id.removesuffix(copies[0].suffix)
                 extracted.remarks[utterance_id] = item.sample_rate, silent
-        if config.takes_rows:
+        if config.extractor.takes_rows:
             pending = PendingRows(config, extracted, clips, leader)
             # Without rows, no thread would compute a last one, and finish it.
             return pending.extracted() if pending.is_complete else pending
@@ -195,14 +199,6 @@ class AudioExtractor:
         computed = compute_clips(config, waveforms)
         extracted.seconds = perf_counter() - started
         return extracted.take((item for item, _ in clips), computed)
-
-
-def _sharing_a_pass(configs: Sequence[BuiltConfig]) -> list[list[int]]:
-    """Group the numbers of configs whose versions share a model's pass."""
-    by_pass: dict[object, list[int]] = {}
-    for number, config in enumerate(configs):
-        by_pass.setdefault(config.model_pass(), []).append(number)
-    return [*by_pass.values()]
 
 
 def _clip_of(config: BuiltConfig, decoded: Decoded) -> tuple[Item, Waveform, str]:

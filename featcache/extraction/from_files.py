@@ -50,7 +50,7 @@ def read_files(
 ) -> Iterator[list[Extracted | PendingRows]]:
     """Read the files of a batch. Yields the results of all configs in their order."""
     began = perf_counter()
-    results = [Extracted(config.computed_spec, root, config.config.pool) for config in configs]
+    results = [Extracted.of(config, root) for config in configs]
     for utterance in batch:
         content = None
         for config, result in zip(configs, results, strict=True):

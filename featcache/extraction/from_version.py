@@ -16,7 +16,15 @@ from crc32c import crc32c
 from msgspec import structs
 from numpy.typing import NDArray
 
-from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
+from featcache.errors import (
+    AudioError,
+    ConfigError,
+    DamagedError,
+    ManifestError,
+    Reason,
+    counted,
+    listing,
+)
 from featcache.extraction.built_config import BuiltConfig
 from featcache.extraction.features import (
     ClipFeatures,
@@ -32,6 +40,7 @@ from featcache.extractors.faults import require_tensor
 from featcache.format.shard import Frames, Item, Shard
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of, noise_of
+from featcache.manifest.label_files import is_imported
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
 from featcache.spec import as_values, dequantize_array
@@ -42,6 +51,7 @@ from featcache.version.join import RowKeys, RowStatus, item_at, join, sources_of
 from featcache.version.ledger import Failure, failures_by_row
 from featcache.version.selection import select_versions
 from featcache.version.version import Version
+from featcache.version.wanted import Wanted, read_all_wanted
 
 _UTTERANCES = 64
 """The most utterances whose features are on the device at once."""
@@ -91,6 +101,34 @@ class SourceVersion:
         of_version = np.where(positions >= 0, lasts, np.nan)
         return np.where(np.isnan(known), of_version, known)
 
+    def refuse_another_manifest(self, manifest: Manifest, wanted: Wanted, first_row: int) -> None:
+        """Raise ManifestError if the version was made from another manifest: it has none of
+        the wanted rows, and none of them has failed there. `manifest` has some of them, from
+        number `first_row` on."""
+        index = self._index
+        id_hash, row_hash, _ = wanted.rows
+        positions = index.find_hashes(id_hash)
+        namesakes = np.flatnonzero(positions >= 0)
+        if (index.row_hash[positions[namesakes]] == row_hash[namesakes]).any():
+            return
+        keys = zip(id_hash.tolist(), row_hash.tolist(), strict=True)
+        if not self._failures.keys().isdisjoint(keys):
+            return
+        positions = positions[first_row : first_row + len(manifest)]
+        row = int(positions.argmax())  # of an item with that id, if there is any
+        utterance = manifest[row]
+        why = self._missing(utterance, int(positions[row]), None)
+        sources = {saved.manifest for saved in read_all_wanted(self.version)}
+        made_from = listing(sorted(sources), 3) or "another manifest"
+        remedy = "or extract this one there first"
+        if is_imported(self.version.info.config):
+            remedy = "with --format features"
+        what = f"--from has none of its {counted(len(wanted), 'utterance')}"
+        raise ManifestError(
+            f"{manifest.source}: {what}: {utterance.id} is {why}; that was made from {made_from}: "
+            f"give that manifest, {remedy}"
+        )
+
     def with_changed_items(
         self, keys: RowKeys, status: RowStatus, version: Version, index: Index
     ) -> RowStatus:
@@ -123,7 +161,7 @@ class SourceVersion:
             times["decode"] += perf_counter() - started
             results: Part = []
             for config in configs:
-                part = Extracted(config.computed_spec, root, config.config.pool)
+                part = Extracted.of(config, root)
                 for utterance, error in zip(utterances, in_source, strict=True):
                     if isinstance(error, AudioError):
                         part.fail(utterance, error)

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -42,16 +42,14 @@ runs."""
 
 @dataclass(frozen=True)
 class VersionCounts:
-    """The counts of what a run has added to one version."""
+    """The counts of what a run has added to one version; see `VersionSummary`."""
 
     extracted: int = 0
     failed: int = 0
     num_bytes: int = 0
-    """Bytes of features as they are stored, with side arrays."""
     seconds: float = 0.0
-    """Seconds of worker threads that computing the features took."""
+    """`VersionSummary.worker_seconds`."""
     upsampled: int = 0
-    """Utterances, without copies, whose file has a lower sample rate than the config."""
     downsampled: int = 0
     silent: int = 0
     first_silent: str = ""
@@ -84,14 +82,8 @@ class Progress:
     """The counts of each version, by its config's name."""
     stages: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     """Seconds of worker threads, by `STAGES`."""
-    processes: int = 0
-    """The number of other processes that extract."""
-    devices: Sequence[str] = ()
-    """The models of their devices."""
-    threads: int = 0
 
     def __add__(self, other: Progress) -> Progress:
-        """Add the progress of something else, except for its processes."""
         versions = dict(self.versions)
         for name, counts in other.versions.items():
             versions[name] = versions.get(name, VersionCounts()) + counts
@@ -99,8 +91,7 @@ class Progress:
             stage: self.stages.get(stage, 0.0) + other.stages.get(stage, 0.0) for stage in STAGES
         }
         fault = self if self.too_many_failures else other
-        return replace(
-            self,
+        return Progress(
             failures=self.failures + other.failures,
             audio_seconds=self.audio_seconds + other.audio_seconds,
             waiting_seconds=self.waiting_seconds + other.waiting_seconds,
@@ -121,7 +112,8 @@ class Progress:
 class DoneTask:
     """A task whose shards have been committed."""
 
-    name: str
+    row: int
+    """`ShardTask.row`."""
     progress: Progress
     unread: list[list[Failure]]
     """The utterances left out of each version: see `RunControl.leaves_unread`."""
@@ -201,6 +193,8 @@ class RunControl:
     """True if unreadable files are left to the process that has dealt out the tasks."""
     progress: Progress = Progress()
     """The progress so far, which `add` replaces."""
+    workers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """The model of the device, and the threads, of each other process that extracts."""
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, progress: Progress) -> None:
@@ -383,10 +377,10 @@ def batch_extractor(
 ) -> BatchExtractor:
     """Return a function that extracts batches from audio, from files in its place, or
     from the source's features. The other arguments are those of `AudioExtractor`."""
+    if source is not None:
+        return partial(source.extract, root, configs)
     if configs[0].label_files is not None:  # then all of them read such files
         from featcache.extraction.from_files import read_files
 
         return partial(read_files, root, configs, fetched)
-    if source is None:
-        return AudioExtractor(root, configs, fetched, wait)
-    return partial(source.extract, root, configs)
+    return AudioExtractor(root, configs, fetched, wait)

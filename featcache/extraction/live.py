@@ -56,7 +56,7 @@ class LiveExtractor:
     @property
     def spec(self) -> FeatureSpec:
         """The spec of the features, as in `Cache.spec`: `item_shape`, `axis`, `units`."""
-        return self._built.spec
+        return self._built.info.spec
 
     def __call__(self, waveform: ArrayLike, sample_rate: int, id: str = "") -> NDArray[Any]:  # noqa: A002
         """Return the features of a waveform.

@@ -59,8 +59,7 @@ class Row:
     @property
     def seconds(self) -> float:
         """Seconds of audio that its frames stand for."""
-        seconds: float = self.pending.extractor.spec.axis.seconds(self.piece.num_frames)
-        return seconds
+        return float(self.pending.extractor.spec.axis.seconds(self.piece.num_frames))
 
 
 class PendingRows:
@@ -86,6 +85,8 @@ class PendingRows:
         self._rows: list[Row] = []
         self._results: list[list[Result | None]] = []
         """The results of each clip's rows, or the error of cutting it."""
+        self.waiting_seconds = 0.0
+        """See `Extracted`."""
         self.sharing = [self]
         """The results of all versions that share the rows; the leader's are first."""
         if leader is not None:
@@ -137,6 +138,8 @@ class PendingRows:
         self._left -= 1
         self._part.seconds += seconds
         self._results[row.clip][row.number] = result
+        if not isinstance(result, AudioError):
+            self.waiting_seconds += row.seconds
 
     def extracted(self) -> Extracted:
         """Return the part, once it is complete."""
@@ -173,8 +176,7 @@ class RowQueue:
     """Rows of several batches that wait until enough of one padded length fill a batch. Not
     thread-safe."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._filling: dict[_Shape, tuple[int, list[Row]]] = {}
         """Rows of one shape, with the lowest number of their batches."""
         self._full: deque[list[Row]] = deque()
@@ -193,13 +195,14 @@ class RowQueue:
     def add(self, batch: int, rows: Iterable[Row]) -> None:
         """Add the rows of the batch of that number."""
         for row in rows:
-            extractor = row.pending.extractor
-            takers = tuple(pending.extractor for pending in row.pending.sharing)
+            pending = row.pending
+            takers = tuple(version.extractor for version in pending.sharing)
             key = takers, row.padded_length
             oldest, waiting = self._filling.get(key, (batch, []))
             waiting.append(row)
             self._filling[key] = min(batch, oldest), waiting
-            if len(waiting) >= extractor.rows(row.padded_length, self._device):
+            on = pending.built.device.torch_device
+            if len(waiting) >= pending.extractor.rows(row.padded_length, on):
                 self._full.append(waiting)
                 del self._filling[key]
 
@@ -217,24 +220,16 @@ class RowQueue:
 
 def compute_now(part: Part) -> list[Extracted]:
     """Compute the rows of a part of a batch, if any are left, without others."""
+    queue = RowQueue()
     for result in part:
-        rows = result.take_rows()
-        if rows:
-            _compute_all(rows)
-    return [result.extracted() for result in part]
-
-
-def _compute_all(rows: list[Row]) -> None:
-    """Compute rows of one version, without others."""
-    pending = rows[0].pending
-    queue = RowQueue(pending.built.device.torch_device)
-    queue.add(0, rows)
+        queue.add(0, result.take_rows())
     while batch := queue.take_full() or queue.take_oldest():
         started = perf_counter()
         computed = compute_rows(batch)
         seconds = (perf_counter() - started) / len(batch)
         for row, results in zip(batch, computed, strict=True):
-            pending.finish(row, results, seconds)
+            row.pending.finish(row, results, seconds)
+    return [result.extracted() for result in part]
 
 
 def compute_rows(rows: list[Row]) -> list[Sequence[Result]]:

@@ -59,25 +59,30 @@ from featcache.version.wanted import Wanted, read_all_wanted
 _NAMED = 5
 """Utterances that a note names."""
 
+_GIVE_SOURCE = "give their version, --from CACHE/VERSION"
+
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
     """The rows that versions with the same copies and label files should hold."""
 
     manifest: Manifest
-    """The rows of the run, with the config's copies."""
     seconds: NDArray[np.float64]
+    first_row: int
     keys: RowKeys
     whole: NDArray[np.uint64]
     """The rows of a `Wanted` of the whole manifest, with copies, before it has generations."""
-    first_row: int
-    """The number of the first row in the whole manifest."""
 
 
 @dataclass(frozen=True, eq=False)
-class VersionPlan(_Rows):
+class VersionPlan:
     """The plan of a run for one version."""
 
+    manifest: Manifest
+    """The rows of the run, with the config's copies."""
+    seconds: NDArray[np.float64]
+    first_row: int
+    """The number of the first row in the whole manifest."""
     built: BuiltConfig
     wanted: Wanted
     info: VersionInfo
@@ -221,9 +226,8 @@ def _check_new_versions(cache: Location, configs: Sequence[BuiltConfig], has_sou
     for built in configs:
         if not open_store(cache / built.folder_name).exists(MARK):
             name = built.config.name
-            if built.extractor.needs_source and not has_source:
-                what = "its features were imported, and cannot be made from audio"
-                raise ConfigError(f"{name}: {what}: give their version, --from CACHE/VERSION")
+            if not has_source:
+                built.require_audio(name, _GIVE_SOURCE)
             first = name_of.setdefault(built.fingerprint, name)
             if first != name:
                 what = f"{first} and {name} are one version, with the fingerprint"
@@ -253,7 +257,7 @@ def _rows_of_run(plan: ExtractionPlan, copies: Copies, label_files: str | None) 
         known = plan.source.seconds(rows, known)
     if label_files is not None:  # which have no header that says it
         known = np.nan_to_num(known, nan=10.0)
-    return _Rows(rows, row_seconds(rows, known, speed), keys, whole, first * len(copies))
+    return _Rows(rows, row_seconds(rows, known, speed), first * len(copies), keys, whole)
 
 
 def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> VersionPlan:
@@ -286,13 +290,17 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     batching = None
     if info is None or status.missing.any() or options.batching is not None:
         info = built.info
+        if plan.source is None:
+            built.require_audio(built.config.name, _GIVE_SOURCE)
         # Workers look for probes of their devices themselves.
         label = "" if options.workers else built.device.label
         batching = choose_batching(
             built.extractor, probes, label, options.batching, options.allow_mismatch
         )
     return VersionPlan(
-        **vars(rows),
+        manifest=rows.manifest,
+        seconds=rows.seconds,
+        first_row=rows.first_row,
         built=built,
         wanted=wanted,
         info=info,
@@ -368,12 +376,15 @@ def _notes(plan: ExtractionPlan) -> list[str]:
         ]
         notes += same_span_notes(plan.manifest, next(iter(hashes), None))
     lacking = [version for version in plan.versions if version.num_missing]
-    if plan.source is None and lacking:  # the other versions need the same files
-        first = lacking[0]
-        is_partition = len(first.wanted) != len(first.manifest)
-        whole = plan.manifest if is_partition else None
-        notes += missing_file_notes(first.manifest, first.rows.missing, whole)
-        notes += copying_notes(first.manifest)
+    if lacking:
+        first = lacking[0]  # the other versions need the same files
+        if plan.source is not None:
+            plan.source.refuse_another_manifest(first.manifest, first.wanted, first.first_row)
+        else:
+            is_partition = len(first.wanted) != len(first.manifest)
+            whole = plan.manifest if is_partition else None
+            notes += missing_file_notes(first.manifest, first.rows.missing, whole)
+            notes += copying_notes(first.manifest)
     num_bytes = sum(version.expected_bytes for version in plan.versions)
     return notes + disk_space_notes(plan.cache, num_bytes)
 

@@ -6,7 +6,6 @@ missing rows of partly extracted ranges are gathered into tasks of a shard's siz
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,8 +51,8 @@ audio."""
 class ShardTask:
     """One shard to make: small and picklable."""
 
-    name: str
     row: int
+    """The number of its first row in the whole manifest. No other task has it."""
     utterances: tuple[Utterance, ...]
     seconds: tuple[float, ...]
     """Seconds of audio of each utterance, known or estimated."""
@@ -167,12 +166,9 @@ def shard_tasks(
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
             if not len(members):
                 continue
-            utterances = tuple(manifest.utterances(members))
-            content = "\n".join(map(repr, utterances))
             yield ShardTask(
-                name=hashlib.sha256(content.encode()).hexdigest()[:12],
                 row=first_row + int(members[0]),
-                utterances=utterances,
+                utterances=tuple(manifest.utterances(members)),
                 seconds=tuple(seconds[members].tolist()),
                 generations=tuple(wanted.rows[2, first_row + members].tolist()),
                 manifest=wanted.name,

@@ -137,6 +137,7 @@ class ShardBuilder:
 
     def __init__(self, spec: FeatureSpec) -> None:
         self._spec = spec
+        self._dtype = spec.stored_dtype
         self._clips: list[_Clip] = []
 
     def __len__(self) -> int:
@@ -147,7 +148,7 @@ class ShardBuilder:
         dtype, C-contiguous, and its entries of every side array. Both are kept, not copied. Raises
         ExtractorError, and adds nothing, if they are not what the version holds."""
         spec = self._spec
-        _refuse_other_arrays("features", "are", features, spec.stored_dtype, spec.item_shape)
+        _refuse_other_arrays("features", "are", features, self._dtype, spec.item_shape)
         names = {one.name for one in spec.side}
         if side.keys() != names:
             given, own = (listing(sorted(names)) or "none" for names in (side, names))

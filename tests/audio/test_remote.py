@@ -260,7 +260,7 @@ def test_what_is_expected_is_fetched_before_it_is_taken(server):
             with downloads.take(Url(server.url(f"/{name}"))).open() as file:
                 assert file.read() == name.encode() * 100
         assert sorted(server.requests) == ["GET /a", "GET /b"]  # both that want b share it
-        assert not any([downloads._files, downloads._wanted])
+        assert not downloads._files
         downloads.take(Url(server.url("/c")))
         downloads.take(Url(server.url("/b")))
     assert server.asked("GET") == 4
@@ -274,7 +274,7 @@ def test_what_is_held_ahead_is_bounded(server, monkeypatch):
         downloads.expect(rows("a"))
         downloads.expect(rows("b"))
         for url in (server.url("/a"), server.url("/b")):
-            downloads._files[Url(url)].result()
+            downloads._files[Url(url)].fetched.result()
         assert not downloads.is_room
         downloads.take(Url(server.url("/a")))
         assert downloads.is_room

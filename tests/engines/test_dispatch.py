@@ -217,7 +217,7 @@ class Elsewhere(InlineTeam):
         self._root = root
 
     def start(self, worker, setup):
-        super().start(worker, replace(setup, setup=replace(setup.setup, root=self._root)))
+        super().start(worker, replace(setup, root=self._root))
 
 
 def test_a_machine_without_the_audio_is_refused_as_extract_would(run, scratch):
@@ -291,6 +291,15 @@ def test_an_extractor_that_always_raises_an_exception_in_a_worker_ends_the_run(r
     assert summary.interrupted
 
 
+def test_a_worker_knows_that_a_version_holds_something(run, plain, scratch):
+    """Then more utterances in a row may fail than the five at its beginning."""
+    config = write_config(scratch, "Crashing")
+    run(InlineTeam(1), config=config)
+    mute = [{**row, "id": f"{row['id']}!mute"} for row in plain.rows[:8]]
+    summary = run(InlineTeam(1), plain.manifest([*mute, *plain.rows], "mute.csv"), config)
+    assert (summary.too_many_failures, summary.failed_by_reason) == ("", {"extractor_error": 8})
+
+
 def test_a_worker_that_cannot_read_its_setup_says_so():
     """As of an extractor that a script defines: in another process, `__main__` is another
     module."""
@@ -317,12 +326,7 @@ def test_a_package_that_only_a_worker_lacks_ends_the_run_with_the_same_exit_code
 
 
 def tasks(count: int, hours: float = 0.0):
-    return iter(
-        [
-            ShardTask(f"{number:012x}", number, (), (3600 * hours,), (), "")
-            for number in range(count)
-        ]
-    )
+    return iter([ShardTask(number, (), (3600 * hours,), (), "") for number in range(count)])
 
 
 @given(st.integers(0, 60), st.integers(1, 5), st.sets(st.integers(0, 59), max_size=4), st.data())
@@ -332,7 +336,7 @@ def test_every_task_is_done_once(count, workers, deadly, data):
     chunks = Chunks(tasks(count), workers)
     done, held = Counter(), chunks.held
     accidents = most_accidents = data.draw(st.integers(0, 5))
-    deaths, names = 0, {f"{number:012x}" for number in deadly if number < count}
+    deaths, rows = 0, {number for number in deadly if number < count}
     while not chunks.are_done:
         worker = data.draw(st.integers(0, workers - 1))
         own = held.get(worker, [])
@@ -350,14 +354,14 @@ def test_every_task_is_done_once(count, workers, deadly, data):
         kills = [
             number
             for number, task in enumerate(chunk.tasks)
-            if task.name in names and not is_given_up
+            if task.row in rows and not is_given_up
         ]
         accident = accidents > 0 and data.draw(st.booleans())
         accidents -= accident
         reached = kills[0] if kills else len(chunk.tasks)
         if accident:
             reached = data.draw(st.integers(0, reached))
-        committed = {task.name for task in chunk.tasks[:reached]}
+        committed = {task.row for task in chunk.tasks[:reached]}
         done.update(committed)
         if accident or kills:
             preempted = accident and data.draw(st.booleans())
@@ -367,9 +371,9 @@ def test_every_task_is_done_once(count, workers, deadly, data):
         else:
             chunks.done(worker)
     assert not chunks.held
-    assert {*done} == {f"{number:012x}" for number in range(count)}
+    assert {*done} == {*range(count)}
     assert max(done.values(), default=1) == 1
-    assert deaths <= 2 * MOST_DEATHS * len(names) + most_accidents
+    assert deaths <= 2 * MOST_DEATHS * len(rows) + most_accidents
 
 
 def test_chunks_get_smaller_near_the_end():

@@ -19,10 +19,10 @@ from processes import open_files
 import featcache
 from featcache.config import load_config
 from featcache.engines import local
+from featcache.engines.delivery import OpenShard
 from featcache.engines.local import run_locally
 from featcache.errors import StoreError
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.open_shard import OpenShard
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
 from featcache.format.writing import ShardBuilder

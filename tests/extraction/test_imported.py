@@ -394,8 +394,53 @@ def test_units_are_made_from_the_version_and_never_from_files_or_audio(cli, tmp_
     assert {id_: len(units[id_]) for id_ in units} == {i: len(x) for i, x in FEATURES.items()}
     refused = cli("verify", f"{cache}/u", "--recompute", "1")
     assert (refused.code, "cannot be made from audio: leave" in refused.err) == (2, True)
+    np.save(source / "new.npy", FEATURES["c"])
+    assert "cannot be made from audio: give" in cli(*options).with_code(2).err
+    (shard,) = (units.version.path / "shards").glob("*/features/c/0/0")
+    flip(shard, 5)
+    repair = ("repair", f"{cache}/u", "--manifest", source, "--format", "features")
+    assert "audio: nothing has been removed: `featcache rm`" in cli(*repair).with_code(2).err
+    assert shard.exists()
     with pytest.raises(ConfigError, match="u: units reads other files, and no audio"):
         featcache.extractor(units, device="cpu")
+
+
+def test_means_over_time_are_made_from_the_version(cli, tmp_path):
+    """Though a file has changed since it was imported."""
+    source, cache = write_files(tmp_path / "theirs"), tmp_path / "c"
+    import_into(cli, cache, source).with_code(0)
+    config = tmp_path / "theirs.yaml"
+    config.write_text(cli("configs", "--from", f"{cache}/theirs").with_code(0).out)
+    np.save(source / "c.npy", FEATURES["c"] + 1)
+    options = ("--set", "name=means", "--set", "store.pool=mean", "--from", f"{cache}/theirs")
+    extract = ("extract", source, "--format", "features", "-c", config, "-o", cache)
+    cli(*extract, *options).with_code(0)
+    means = {id_: x.astype(np.float64).mean(0).astype(np.float32) for id_, x in FEATURES.items()}
+    assert_holds(cache / "means", means)
+
+
+def test_units_of_imported_features_refuse_a_manifest_of_audio(cli, tmp_path):
+    """Before anything is written, in one line that names the right manifest."""
+    source, cache = write_files(tmp_path / "theirs"), tmp_path / "c"
+    import_into(cli, cache, source).with_code(0)
+    cli("fit-kmeans", cache, "-k", "3", "-o", tmp_path / "u.safetensors").with_code(0)
+    (tmp_path / "u.yaml").write_text(
+        "name: u\nextractor: units\nparams: {weights: u.safetensors}\n"
+    )
+    options = ("-c", tmp_path / "u.yaml", "-o", tmp_path / "u", "--from", cache)
+    audio = tmp_path / "audio.csv"
+    remedy = f"; that was made from {source}: give that manifest, with --format features"
+    for ids, count, what in (
+        ("dc", "2 utterances", "c is not in theirs-"),
+        ("d", "1 utterance", "d is not in theirs-"),
+    ):
+        audio.write_text("id,path\n" + "".join(f"{id_},{id_}.wav\n" for id_ in ids))
+        (line,) = cli("extract", audio, *options).with_code(2).err.splitlines()
+        assert f"{audio}: --from has none of its {count}: {what}" in line
+        assert ("of another row or file: path " in line) == (ids == "dc")
+        assert line.endswith(remedy)
+        assert not (tmp_path / "u").exists()
+    cli("extract", source, "--format", "features", *options).with_code(0)
 
 
 def test_no_length_is_shown_of_vectors_whose_audio_is_unknown(cli, tmp_path):

@@ -135,7 +135,7 @@ def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
         0,
         {"non_finite_features": len(plain.rows)},
     )
-    part = Extracted(BuiltConfig(config, Device("cpu", 1)).spec, plain.folder)
+    part = Extracted.of(BuiltConfig(config, Device("cpu", 1)), plain.folder)
     part.fail(Utterance(id="a", path="a.wav"), AudioError(Reason.CRASHED, "it ended a process"))
     extracted = part.take([], [])
     assert (

@@ -150,14 +150,14 @@ def test_a_shard_holds_no_more_than_so_many_items():
     assert np.bincount(ranges).max() <= MAX_ITEMS + 1
 
 
-@given(ROWS, st.randoms())
-def test_a_tasks_name_says_what_is_in_it_and_tasks_travel(durations, random):
-    planned = {task.name: task for task in plan(table(durations))}
-    assert pickle.loads(pickle.dumps([*planned.values()])) == plan(table(durations))
-    order = list(range(len(durations)))
-    random.shuffle(order)
-    for task in plan(table([durations[i] for i in order], ids=[f"id-{i}" for i in order])):
-        assert planned.get(task.name, task).utterances == task.utterances
+@given(ROWS, st.sets(st.integers(0, 59)))
+def test_a_tasks_row_is_no_other_tasks_and_tasks_travel(durations, present):
+    manifest = table(durations)
+    tasks = plan(manifest, holding(manifest, {row for row in present if row < len(durations)}))
+    rows = [task.row for task in tasks]
+    assert len({*rows}) == len(tasks)
+    assert [task.utterances[0].id for task in tasks] == [f"id-{row}" for row in rows]
+    assert pickle.loads(pickle.dumps(tasks)) == tasks
 
 
 def test_rows_that_another_partition_has_kept_keep_their_generations():

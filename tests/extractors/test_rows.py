@@ -197,7 +197,7 @@ def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monk
         return compute(rows)
 
     def appended(delivery, batch):
-        told.append((delivery._control.progress.computed_seconds, delivery._control))
+        told.append((delivery.progress.computed_seconds, delivery._control))
         return append(delivery, batch)
 
     monkeypatch.setattr(local, "compute_rows", counted)
