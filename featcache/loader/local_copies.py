@@ -201,9 +201,10 @@ class CopiedShards(Shards):
                 self._warnings.append(message)
 
     def _tell(self) -> None:
-        while self._warnings:
-            with suppress(IndexError):  # another thread has told it
-                warnings.warn(self._warnings.pop(0), FeatcacheWarning, stacklevel=2)
+        with changing:
+            messages, self._warnings = self._warnings, []
+        for message in messages:
+            warnings.warn(message, FeatcacheWarning, stacklevel=2)
 
 
 class FolderShards(CopiedShards):
@@ -213,6 +214,8 @@ class FolderShards(CopiedShards):
         super().__init__(*arguments)
         self._wanted: dict[int, None] = {}
         """The numbers of the shards to copy, in the order in which they were read."""
+        self._finished: list[tuple[int, LocalCopy, NDArray[Any]]] = []
+        """The copies that the thread has made, and the next read begins to use."""
         with changing:
             _in_folders.add(self)
 
@@ -222,11 +225,19 @@ class FolderShards(CopiedShards):
         return bool(self._wanted)
 
     def _slices(self, shards: list[int], firsts: list[int], ends: list[int]) -> list[NDArray[Any]]:
-        if self._wanted and _thread is None:  # of the parent of a forked child
-            with changing:
+        if self._finished or self._warnings or (self._wanted and _thread is None):
+            self._collect()
+        return super()._slices(shards, firsts, ends)
+
+    def _collect(self) -> None:
+        with changing:
+            for number, copy, features in self._finished:
+                self._features[number], self._copied[number] = features, copy
+                self._files.pop(number, None)
+            self._finished.clear()
+            if self._wanted:  # also by the parent of a forked child
                 _wake()
         self._tell()
-        return super()._slices(shards, firsts, ends)
 
     def _open(self, number: int) -> NDArray[Any]:
         features = super()._open(number)
@@ -252,12 +263,10 @@ class FolderShards(CopiedShards):
                 continue
             with changing:
                 self._wanted.pop(number, None)
-                if copy is CopyRefused.FULL and not self._copied:
+                if copy is CopyRefused.FULL and not (self._copied or self._finished):
                     self._warn_of_no_room(chunk, "shards are not copied, but")
                 elif not isinstance(copy, CopyRefused | None):
-                    self._features[number] = _features_in(copy, chunk)
-                    self._copied[number] = copy
-                    self._files.pop(number, None)
+                    self._finished.append((number, copy, _features_in(copy, chunk)))
             return True
         return False
 
