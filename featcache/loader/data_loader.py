@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, repeat
+from threading import current_thread
 from time import perf_counter
 from typing import Any, Unpack
 
@@ -21,9 +24,8 @@ from torch.utils.data import Subset
 from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
 from featcache.loader.dataset import FeatureDataset
-from featcache.loader.sampler import Batching, BucketBatchSampler, other_rows
+from featcache.loader.sampler import Batching, BucketBatchSampler, no_state, other_rows
 from featcache.loader.shards_ahead import Reading, ShardsAhead, in_object_stores
-from featcache.loader.threads import Task, Threads
 from featcache.loader.transfer import Gathered, Transfer, transfer_to
 from featcache.loader.utterances import ByName, DatasetVersion, by_version
 
@@ -35,8 +37,11 @@ _SHORT = 1.2e-3
 """Seconds. Handing over a batch from a thread takes 0.1 to 0.4 ms, which is more than two
 threads gain if a batch takes less than this."""
 
-_MOST_UNTIL_TRIAL = 64
-"""The most batches that threads make until the iteration tries again to make one itself."""
+_NAME = "featcache-loader"
+"""The beginning of the names of threads."""
+
+_UNTIL_TRIAL = 32
+"""The batches that threads make until the iteration tries again to make one itself."""
 
 
 class DataLoader:
@@ -167,11 +172,14 @@ class DataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training in the epoch, after the batches that it has received.
         Raises ArgumentError if the sampler keeps no state."""
-        sampler = self._stateful()
-        # The sampler may be in another pass.
-        consumed = min(sampler.given, self._latest.received)
-        state = sampler.state_dict(consumed=consumed)
+        state = self._stateful().state_dict(consumed=self._consumed)
         return {"sampler": state, "rows": self.dataset.digest}
+
+    @property
+    def _consumed(self) -> int:
+        """The batches of the sampler's pass that training has received: it may be another
+        pass."""
+        return min(int(self.batch_sampler.given), self._latest.received)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration yield what was left when the state was taken, as of a
@@ -180,13 +188,11 @@ class DataLoader:
         try:
             inner = state["sampler"]
         except (KeyError, TypeError) as error:
-            raise ArgumentError(
-                "this is not the state of a DataLoader: give what its state_dict returned"
-            ) from error
+            raise no_state("DataLoader") from error
         sampler = self._stateful()
         digest = self.dataset.digest
         if state.get("rows", digest) != digest:
-            raise ArgumentError(other_rows(len(self.dataset)))
+            raise other_rows(len(self.dataset))
         sampler.load_state_dict(inner)
         self._latest.ended = None
 
@@ -229,44 +235,41 @@ class DataLoader:
             shards = ShardsAhead(self.dataset)
             upcoming = shards.windows(map(_rows_of, batches), batches)
         needs_threads = self.device.type != "cpu" or self.transform is not None
-        with Threads(self._threads, "featcache-loader") as threads:
-            ahead = _Ahead(threads, needs_threads=needs_threads)
+        ahead = _Ahead(self._threads, needs_threads=needs_threads)
 
-            def prepare(count: int) -> None:
-                try:
-                    for rows, reading in islice(upcoming, count):
-                        ahead.append(partial(self._make, rows, epoch, reading))
-                except Exception as error:  # noqa: BLE001 - raised in the batch's place
-                    ahead.append(partial(_fail, error))
-
+        def prepare(count: int) -> None:
             try:
-                prepare(self.prefetch)
-                while ahead:
-                    made = ahead.pop()
-                    prepare(1)
-                    progress.received += 1
-                    progress.ended = None if ahead else epoch
-                    # Once popped, only training refers to the batch, and frees its memory.
-                    mark = made.pop()
-                    batch = made.pop()
-                    self._transfer.make_ready(mark, batch)
-                    given = perf_counter()
-                    progress.waited += given - started
-                    yield batch
-                    if os.getpid() != process:
-                        raise FeatcacheError(
-                            "an iteration cannot continue in a forked process: begin another"
-                        )
-                    started = perf_counter()
-                    ahead.trained = started - given
-                    del batch
-                progress.ended = epoch
-                if self._latest is progress:
-                    self._end_epoch()
-            finally:
-                threads.cancel()
-                if shards is not None:
-                    shards.close()
+                for rows, reading in islice(upcoming, count):
+                    ahead.append(partial(self._make, rows, epoch, reading))
+            except Exception as error:  # noqa: BLE001 - raised in the batch's place
+                ahead.fail(error)
+
+        try:
+            prepare(self.prefetch)
+            while ahead:
+                made = ahead.pop()
+                prepare(1)
+                progress.received += 1
+                progress.ended = None if ahead else epoch
+                # Once popped, only training refers to the batch, and frees its memory.
+                mark = made.pop()
+                batch = made.pop()
+                self._transfer.make_ready(mark, batch)
+                given = perf_counter()
+                progress.waited += given - started
+                yield batch
+                if os.getpid() != process:
+                    raise FeatcacheError(
+                        "an iteration cannot continue in a forked process: begin another"
+                    )
+                started = perf_counter()
+                ahead.trained = started - given
+                del batch
+            progress.ended = epoch
+            if self._latest is progress:
+                self._end_epoch()
+        finally:
+            ahead.close(shards)
 
     def _end_epoch(self) -> None:
         """Begin the next epoch if training has received all batches of this one."""
@@ -369,15 +372,15 @@ class _Ahead:
     """The batches that are prepared ahead, in their order. Threads make them; or the iteration
     itself, if training would only wait, and batches are short. Both make the same batches."""
 
-    def __init__(self, threads: Threads, *, needs_threads: bool) -> None:
+    def __init__(self, num_threads: int, *, needs_threads: bool) -> None:
         self.trained = math.inf
         """Seconds between the last two batches that training did not wait."""
-        self._threads = threads
-        self._tasks: deque[Task[list[Any]]] = deque()
+        self._threads = ThreadPoolExecutor(num_threads, _NAME)
+        self._tasks: deque[Future[list[Any]] | Callable[[], list[Any]]] = deque()
+        """The batches that threads make, and those that are left to `pop`."""
         self._for_threads: float = math.inf if needs_threads else 0
         """The number of batches that threads make before the next trial."""
-        self._until_trial = 1
-        self._was_short = False
+        self._was_short = True
         """True if the latest batch that the iteration made was short."""
 
     def __len__(self) -> int:
@@ -385,42 +388,57 @@ class _Ahead:
 
     def append(self, make: Callable[[], list[Any]]) -> None:
         """Let a thread make a batch, or leave it to `pop`."""
-        task = Task(make)
-        self._tasks.append(task)
         if self._for_threads or self.trained > _SHORT / 4:
             self._for_threads = max(0, self._for_threads - 1)
-            self._threads.start(task)
+            self._tasks.append(self._threads.submit(make))
+        else:
+            self._tasks.append(make)
+
+    def fail(self, error: Exception) -> None:
+        """Let `pop` raise an error in the place of a batch."""
+        failed: Future[list[Any]] = Future()
+        failed.set_exception(error)
+        self._tasks.append(failed)
 
     def pop(self) -> list[Any]:
         """Make the next batch, or wait for the thread that makes it."""
-        task = self._tasks.popleft()
-        if task.is_for_thread:
-            return task.result()
+        if isinstance(self._tasks[0], Future):
+            return _result(self._tasks.popleft())
         started = perf_counter()
         if torch.is_inference_mode_enabled():  # which threads do not inherit
             with torch.inference_mode(False):
-                made = task.result()
+                made = _result(self._tasks.popleft())
         else:
-            made = task.result()
+            made = _result(self._tasks.popleft())
         was_short, self._was_short = self._was_short, perf_counter() - started < _SHORT
-        if self._was_short:
-            self._until_trial = 1
-            return made
-        if was_short:  # the machine may have been busy for a moment: try again
-            return made
-        self._for_threads = self._until_trial
-        self._until_trial = min(2 * self._until_trial, _MOST_UNTIL_TRIAL)
-        for waiting in self._tasks:
-            if not waiting.is_for_thread:
-                self._threads.start(waiting)
+        # After one long batch, try again: the machine may have been busy for a moment.
+        if not (was_short or self._was_short):
+            self._for_threads = _UNTIL_TRIAL
+            for place, waiting in enumerate(self._tasks):
+                if not isinstance(waiting, Future):
+                    self._tasks[place] = self._threads.submit(waiting)
         return made
 
+    # At the interpreter's exit, the module's names may be gone: hence the default.
+    def close(
+        self, shards: ShardsAhead | None, is_ending: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        """Make no batch that has not begun, fetch no more shards, and wait for the threads."""
+        if is_ending():
+            return
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if shards is not None:
+            shards.close()
+        # An iteration that is garbage may be collected in one of its own threads.
+        if not current_thread().name.startswith(_NAME):
+            self._threads.shutdown()
 
-def _fail(error: Exception) -> list[Any]:
+
+def _result(task: Future[list[Any]] | Callable[[], list[Any]]) -> list[Any]:
     try:
-        raise error
+        return task.result() if isinstance(task, Future) else task()
     finally:
-        del error  # whose traceback holds this frame
+        del task  # the traceback of an error has this frame
 
 
 def _rows_of(batch: Iterable[int]) -> list[int]:
