@@ -23,7 +23,7 @@ from featcache.errors import (
     listing,
 )
 from featcache.extractors.base import Clip, Extractor, Params
-from featcache.manifest.utterances import MOST_SECONDS
+from featcache.manifest.utterances import MOST_SECONDS, float_of
 from featcache.spec import LABELS, MAIN, Events, FeatureSpec, Track
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _read_textgrid(text: str, tier: str | None, channel: int | None) -> _Found:
         if len(times) == 1 and "item [" in text:
             label = label.replace('""', '"')
         try:
-            labels.append((float(times[0]), float(times[-1]), label))
+            labels.append((float_of(times[0]), float_of(times[-1]), label))
         except ValueError as error:
             raise _damaged(f"the label {label!r} has a damaged time: {error}") from None
     return labels, float(chosen["xmax"])
@@ -205,7 +205,7 @@ def _read_lines(
             continue
         try:
             recording, name, start, seconds, label = (fields[place] for place in places)
-            first, last = float(start), float(start) + float(seconds)
+            first, last = float_of(start), float_of(start) + float_of(seconds)
         except (IndexError, ValueError):
             raise _damaged(f"line {number} is damaged: {line.strip()[:80]!r}") from None
         if kind is not None and label == "<NA>":

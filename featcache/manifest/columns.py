@@ -26,9 +26,9 @@ WRITTEN, TEXT, JSON = range(3)
 _TRUTH = {"": -1, "true": 1, "True": 1, "TRUE": 1, "false": 0, "False": 0, "FALSE": 0}
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
 _FRACTION = re.compile(
-    rf"(?:(?!.{{25}})(?:{_WHOLE.pattern}(?:\.[0-9]*)?|[+-]?\.[0-9]+)(?:[eE][+-]?[0-9]+)?)?"
+    rf"(?!.{{25}})(?:{_WHOLE.pattern}(?:\.[0-9]*)?|[+-]?\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 )
-"""The longest float64 has 24 characters. An empty text is NaN."""
+"""The longest float64 has 24 characters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ def booleans(column: Strings) -> TypedColumn | None:
 def numbers(column: Strings) -> NDArray[Any] | None:
     """Read numbers as int64 or float64, and empty cells as NaN. Returns None if other
     cells exist, or all are empty. `007` is a name, as is a whole number too large for
-    int64, or for float64 among fractions."""
+    int64, or for float64 among fractions, and `1e400`."""
     if not len(column.blob):
         return None
     for parse, dtype in ((_whole, np.int64), (_fraction, np.float64)):
@@ -155,11 +155,14 @@ def _whole(text: str) -> int:
 
 
 def _fraction(text: str) -> float:
+    if not text:
+        return math.nan
     if not _FRACTION.fullmatch(text) or (text.lstrip("-").isdigit() and len(text) > 15):
         raise ValueError
-    if text:
-        return float(text)
-    return math.nan
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError
+    return number
 
 
 def _value(text: str, kind: int) -> Any:

@@ -23,7 +23,7 @@ from featcache.manifest.utterances import Manifest
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
-_FEATURES = re.compile(r"\.(?:npy|pt|llc)$|\.(?:lca|h5)/|\.ark:\d+$")
+_FEATURES = re.compile(r"\.(?:npy|pt|llc)$|\.(?:lca|h5)/|\.ark:[0-9]+$")
 """Matches a path of features."""
 
 _OF_PATH: Mapping[str, Callable[[str], str]] = {
@@ -89,15 +89,15 @@ def with_label_files(manifest: Manifest, template: str | None) -> Manifest:
     # a row without a path is compared by its id alone, here too
     paths = (form % tuple(values) if path and all(values) else "" for path, *values in cells)
     rows = replace(manifest, paths=Strings.of(paths))
-    clips = rows.clips()
-    if len(clips) < len(rows):
-        path_of = dict(zip(clips.ids, clips.paths, strict=True))
-        for id_, path in zip(rows.ids, rows.paths, strict=True):
-            if path_of[id_] != path:
-                raise ManifestError(
-                    f"{manifest.source}: rows of the clip {id_} have the label files "
-                    f"{path_of[id_]} and {path}: give each row an id of its own"
-                )
+    if not rows.has_repeats:
+        return rows
+    path_of: dict[str, str] = {}
+    for id_, path in zip(rows.ids, rows.paths, strict=True):
+        if path_of.setdefault(id_, path) != path:
+            raise ManifestError(
+                f"{manifest.source}: rows of the clip {id_} have the label files "
+                f"{path_of[id_]} and {path}: give each row an id of its own"
+            )
     return rows
 
 

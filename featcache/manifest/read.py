@@ -7,6 +7,7 @@ import math
 import os
 import zlib
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,12 +43,12 @@ from featcache.manifest.utterances import (
     COLUMNS,
     LONGEST,
     SPELLINGS,
-    START,
     Column,
     Manifest,
     Whole,
     default_id,
     exact_id,
+    float_of,
     path_or_command,
     refuse_secrets,
 )
@@ -261,17 +262,20 @@ def checked_manifest(source: Source, gathered: Gathered, kind: str) -> Manifest:
 
 def _without_collisions(ids: Strings, segments: SegmentColumns) -> Strings:
     """Give exact ids to the rows that would have one id, though they cut otherwise."""
-    id_hashes = ids.hashes()
-    rows = repeated_rows(id_hashes)
-    repeated = segments.segments(rows)
-    pairs = np.unique(np.stack([id_hashes[rows], repeated.hashes()]), axis=1)
-    colliding = np.isin(id_hashes[rows], pairs[0, repeated_rows(pairs[0])])
-    if not colliding.any():
+    rows = repeated_rows(ids.hashes())
+    repeated, names = segments.segments(rows), ids.texts(rows)
+    hashes_of: dict[str, set[int]] = defaultdict(set)
+    for name, segment in zip(names, repeated.hashes().tolist(), strict=True):
+        hashes_of[name].add(segment)
+    flat = (repeated.start, repeated.duration, repeated.channel)
+    cells = zip(repeated.paths, *(column.tolist() for column in flat), strict=True)
+    exact = {
+        row: exact_id(*cell)
+        for row, name, cell in zip(rows.tolist(), names, cells, strict=True)
+        if len(hashes_of[name]) > 1
+    }
+    if not exact:
         return ids
-    starts, durations = repeated.start.tolist(), repeated.duration.tolist()
-    cells = zip(repeated.paths, starts, durations, repeated.channel.tolist(), strict=True)
-    pairs_of_rows = zip(rows.tolist(), colliding.tolist(), cells, strict=True)
-    exact = {row: exact_id(*cell) for row, collides, cell in pairs_of_rows if collides}
     return Strings.of(exact.get(row, id_) for row, id_ in enumerate(ids))
 
 
@@ -348,7 +352,7 @@ def gather(batches: Iterable[Batch], source: Source, keep: _Keep | None = None) 
         if isinstance(places, range):  # takes a tenth of the time
             row_places.frombytes(np.arange(places.start, places.stop, dtype=np.int64).tobytes())
         else:
-            row_places.frombytes(np.asarray(places, np.int64).tobytes())
+            row_places.extend(places)
     for name, column in columns.items():
         if isinstance(column, GrowingStrings):
             columns[name] = column.strings()
@@ -384,8 +388,7 @@ def _segments(places: Sequence[int], cells: Cells, source: Source) -> dict[str, 
         if name in cells and role == "end":
             ends.append(name)
         elif name in cells:
-            column = next(column for column in COLUMNS if column.name == role)
-            seconds = _seconds(column, name, places, cells[name], source)
+            seconds = _seconds(role, name, places, cells[name], source)
             exact = values[role]
             values[role] = np.where(np.isnan(exact), seconds, exact).tolist()
     durations = values["duration"]
@@ -397,7 +400,7 @@ def _segments(places: Sequence[int], cells: Cells, source: Source) -> dict[str, 
             source.faults.add(places[0], what)
         pairs = zip(cells[end], durations, strict=True)
         needed = [cell if math.isnan(duration) else None for cell, duration in pairs]
-        stops = _seconds(START, end, places, needed, source)
+        stops = _seconds("start", end, places, needed, source)
         values["duration"] = source.faults.parsed(
             places, f"{end} ", _between, values["start"], stops, durations, default=math.nan
         )
@@ -407,19 +410,21 @@ def _segments(places: Sequence[int], cells: Cells, source: Source) -> dict[str, 
 
 
 def _seconds(
-    column: Column, name: str, places: Sequence[int], cells: Sequence[Any], source: Source
+    role: str, name: str, places: Sequence[int], cells: Sequence[Any], source: Source
 ) -> Sequence[float]:
+    """Read times in any unit as seconds, as the column `role` is read."""
+    column = next(column for column in COLUMNS if column.name == role)
     unit, per_second = source.times[name].unit, 1000
     if unit == "samples":
         per_second = source.sample_rate
     if unit != "seconds":
-        cells = [float(cell) / per_second if _is_number(cell) else cell for cell in cells]
+        cells = [float_of(cell) / per_second if _is_number(cell) else cell for cell in cells]
     return _values(column._replace(name=name), places, {name: cells}, source)
 
 
 def _is_number(cell: Any) -> bool:
     try:
-        return math.isfinite(float(cell)) and not isinstance(cell, bool)
+        return math.isfinite(float_of(cell))
     except (TypeError, ValueError, OverflowError):
         return False
 

@@ -203,9 +203,9 @@ _NUL = re.compile(r"\x00")
 def shown(cell: Any) -> str:
     """Shorten a cell for a message, without URLs that may give access."""
     text = str(cell)
-    if may_have_secret(text) and (len(text) > LONGEST or secret_in(text)):
-        return "a URL"
-    if without_secrets(text) != text:  # a list of URLs: once shortened, they look like none
+    is_secret = may_have_secret(text) and (len(text) > LONGEST or secret_in(text))
+    # a list of URLs looks like none, once it is shortened
+    if is_secret or without_secrets(text) != text:
         return "a URL"
     return reprlib.repr(cell)
 
@@ -256,11 +256,19 @@ def _text(cell: Any, refused: re.Pattern[str], kind: str) -> str:
     return cell
 
 
+def float_of(cell: Any) -> float:
+    """Read a number as `float` does, which would also take `1_0` and digits of other scripts.
+    Raises ValueError, or TypeError or OverflowError for values that are no text."""
+    if isinstance(cell, str) and ("_" in cell or not cell.strip().isascii()):
+        raise ValueError(f"could not convert string to float: {cell!r}")
+    if isinstance(cell, bool):
+        raise TypeError(f"not a number: {cell}")
+    return float(cell)
+
+
 def _number(cell: Any) -> float:
     try:
-        if isinstance(cell, bool):
-            raise TypeError
-        value = float(cell)
+        value = float_of(cell)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"is not a number: {shown(cell)}") from None
     if not math.isfinite(value):
@@ -358,12 +366,10 @@ _DURATIONS = list[Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]]
 _CHANNELS = list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
 _floats = partial(array, "d")
 
-START = Column("start", seconds_of, math.nan, _floats, partial(_plain_numbers, _STARTS))
-
 COLUMNS = (
     Column("id", _id, "", GrowingStrings, _plain_texts),
     Column("path", _path, "", GrowingStrings, _plain_texts),
-    START,
+    Column("start", seconds_of, math.nan, _floats, partial(_plain_numbers, _STARTS)),
     Column("duration", _duration, math.nan, _floats, partial(_plain_numbers, _DURATIONS)),
     Column("channel", _channel, -1, partial(array, "i"), partial(_plain_numbers, _CHANNELS)),
 )

@@ -335,8 +335,21 @@ def test_an_entry_of_hdf5_takes_no_memory_and_never_leads_to_another_file(tmp_pa
     assert "would unpack to" in refused(tmp_path / "a.h5", "huge")[1]
 
 
+NUMPY = {
+    **{"storage_type": "numpy_files", "storage_path": "/c", "storage_key": "k"},
+    **{"start": 0, "duration": 1, "frame_shift": 0.01, "sampling_rate": 16000},
+}
+
+
 @pytest.mark.parametrize(
-    "cut", [{"features": {}}, {"features": [1]}, {"features": {"storage_type": "numpy_files"}}]
+    "cut",
+    [
+        {"features": {}},
+        {"features": [1]},
+        {"features": {"storage_type": "numpy_files"}},
+        {"features": NUMPY, "duration": float("inf")},
+        {"features": {**NUMPY, "sampling_rate": "1_6000"}},
+    ],
 )
 def test_a_cut_that_is_none_of_lhotse_s_is_named_by_its_line(cli, tmp_path, cut):
     (tmp_path / "cuts.jsonl").write_text(json.dumps({"id": "a", "start": 0, "duration": 1, **cut}))

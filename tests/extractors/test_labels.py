@@ -116,6 +116,7 @@ def test_no_tier_and_several_tiers_are_one_line_each():
         (long_textgrid(2, {"a": [(0, 1, "x\0y")]}).encode(), "'x\\x00y'"),
         (long_textgrid(2, {"a": [("0,5", 1, "x")]}).encode(), "no TextGrid"),
         (short_textgrid(2, {"a": [("0,5", 1, "x")]}).encode(), "'x' has a damaged time"),
+        (short_textgrid(20, {"a": [("1_0", 11, "x")]}).encode(), "'x' has a damaged time"),
     ],
 )
 def test_other_bytes_are_one_line(data, what):
@@ -172,6 +173,8 @@ def test_a_word_may_have_a_blank_that_is_not_ascii(blank):
         ("rec-1 1 0.5 -0.2 hello", "goes from 0.5 s to 0.3 s"),
         ("rec-1 1 nan 0.2 hello", "goes from nan s"),
         ("rec-1 1 inf 0.2 hello", "goes from inf s"),
+        ("rec-1 1 1_0 0.2 hello", "line 2 is damaged: 'rec-1 1 1_0 0.2 hello'"),
+        ("rec-1 1 0.5 １０ hello", "line 2 is damaged: 'rec-1 1 0.5 １０ hello'"),
     ],
 )
 def test_a_damaged_line_is_named(line, what):

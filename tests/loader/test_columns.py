@@ -42,7 +42,10 @@ def test_numbers_arenumbers(texts, dtype):
         ["007", "008"],  # names of speakers, which have to come back as they were
         ["12345678901234567890", "1"],  # beyond int64
         ["1234567890123456789", "0.5"],  # beyond what float64 holds to the last digit
-        *[[text] for text in ("00", "inf", "1_000", " 1", "2020-11-05", ".", "-", "1.2.3", "١")],
+        *[
+            [text]
+            for text in ("00", "inf", "1_000", " 1", "2020-11-05", ".", "-", "1.2.3", "١", "1e400")
+        ],
         *[["1", text] for text in ("-01", "+05", "two", "nan", "1-2")],
     ],
 )

@@ -59,6 +59,44 @@ def test_all_faults_are_reported_together_and_in_order(written):
     ]
 
 
+@pytest.mark.parametrize("cell", ["1_0", "１０", "٣", "0x10", "1e5_0"])
+def test_what_only_python_takes_for_a_number_is_none(written, cell):
+    """Also in the spelling that each format has for times."""
+    no_number = f"line 2: start is not a number: {cell!r}"
+    assert faults_of(written(f"id,path,start\na,x.wav,{cell}\n")) == [no_number]
+    assert faults_of(written(f"id;path;start\na;x.wav;{cell}\n")) == [no_number]
+    assert faults_of(written(f"id,path,start_ms,end_ms\na,x.wav,{cell},9999\n")) == [
+        no_number.replace("start", "start_ms")
+    ]
+    assert faults_of(written(f"id,path,start,end\na,x.wav,1,{cell}\n")) == [
+        no_number.replace("start", "end")
+    ]
+    assert faults_of(written(f"id,path,channel\na,x.wav,{cell}\n")) == [
+        no_number.replace("start", "channel")
+    ]
+    row = json.dumps({"audio_filepath": "x.wav", "offset": cell, "duration": 1.0})
+    assert faults_of(written(row, "nemo.json")) == [no_number.replace("line 2", "line 1")]
+    speechbrain = written(f"ID,duration,wav,start,stop\na,9.5,x.wav,0,{cell}\n")
+    assert faults_of(speechbrain, values={"sample_rate": "16000"}) == [
+        "line 2: start and stop are no whole numbers of samples: give start and duration in "
+        f"seconds: '0', {cell!r}"
+    ]
+    folder = speechbrain.parent / "data"
+    folder.mkdir()
+    (folder / "wav.scp").write_text("r x.wav\n")
+    (folder / "segments").write_text(f"a r {cell} 20\nb r 1 {cell}\n")
+    no_float = f"could not convert string to float: {cell!r}"
+    assert faults_of(folder) == [f"segments, line {line}: {no_float}" for line in (1, 2)]
+
+
+@pytest.mark.parametrize("cell", ["nan", "inf", "Infinity", "1e400", "-nan"])
+def test_a_number_that_is_not_finite_is_a_fault_alone_in_its_batch(written, cell):
+    for column in ("start", "duration", "channel"):
+        assert faults_of(written(f"id,path,{column}\na,x.wav,{cell}\n")) == [
+            f"line 2: {column} is not finite: {float(cell)}"
+        ]
+
+
 def test_faults_of_json_lines(written):
     path = written(
         b'{"id": "a", "path": "x.wav"}\n'

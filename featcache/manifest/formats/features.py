@@ -13,6 +13,7 @@ from featcache.manifest.formats.folders import batches_of_paths, files_below
 from featcache.manifest.formats.kaldi import recordings
 from featcache.manifest.formats.source import Batch, Source, batched
 from featcache.manifest.formats.tables import json_rows
+from featcache.manifest.utterances import float_of
 
 SUFFIXES = (".npy", ".pt")
 """The suffixes of files that hold the features of one utterance."""
@@ -54,7 +55,7 @@ def _of_lhotse(row: dict[str, Any]) -> list[Any]:
     """Read the cells of a cut, or of features without a cut, whose id is the recording's."""
     try:
         return _cells_of(row)
-    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"these are no cut with features of Lhotse's: {error!r}") from None
 
 
@@ -77,7 +78,7 @@ def _cells_of(row: dict[str, Any]) -> list[Any]:
         raise ValueError(f"the storage {storage!r} of its features is none of {known}")
     id_ = row.get("id", features.get("recording_id"))
     start = duration = None
-    shift, sample_rate = features["frame_shift"], int(features["sampling_rate"])
+    shift, sample_rate = features["frame_shift"], int(float_of(features["sampling_rate"]))
     if features is not row:
         start = row["start"] - features["start"]
         duration = row["duration"]

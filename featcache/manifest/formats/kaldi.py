@@ -18,10 +18,10 @@ from featcache.manifest.formats.source import (
     Source,
     Text,
     batched,
+    lines_of,
     names_audio,
-    texts_of,
 )
-from featcache.manifest.utterances import SPELLINGS, refused_command
+from featcache.manifest.utterances import SPELLINGS, float_of, refused_command
 
 _COLUMNS = {
     "text": "text",
@@ -121,7 +121,7 @@ def _segment(recordings: dict[str, tuple[str, int]], fields: list[str]) -> Seque
     id_, name, start_text, end_text, *channel = fields
     if name not in recordings:
         raise ValueError(f"recording {name!r} is not in wav.scp")
-    start, end, duration = float(start_text), float(end_text), None
+    start, end, duration = float_of(start_text), float_of(end_text), None
     if end != -1 and not -math.inf < start < end < math.inf:
         what = "only an end of -1 is that of the recording"
         raise ValueError(f"ends at {end}, and starts at {start}: {what}")
@@ -149,18 +149,11 @@ def _lookup(file: Text) -> Callable[[Sequence[str]], list[str]]:
 
 
 def _fields(file: Text, most: int = -1) -> Rows:
-    """Split lines that are not blank at white space of ASCII."""
-    first = file.base + 1
-    for text in texts_of(file):
-        # then no other character is white space to Python
-        is_plain = text.isascii() and text.replace("\n", "").isprintable()
-        lines = text.split("\n")
-        for place, line in enumerate(lines, first):
-            if is_plain:
-                fields = line.strip().split(None, most)
-            else:
-                parts = line.encode().strip().split(None, most)
-                fields = [part.decode() for part in parts]
-            if fields:
-                yield place, fields
-        first += len(lines) - 1
+    """Split lines that are not blank at white space of ASCII, which alone parts bytes."""
+    for place, line in enumerate(lines_of(file), file.base + 1):
+        fields = line.strip().split(None, most)
+        if not (line.isascii() and line.rstrip("\n").isprintable()):
+            parts = line.encode().strip().split(None, most)
+            fields = [part.decode() for part in parts]
+        if fields:
+            yield place, fields

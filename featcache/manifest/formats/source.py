@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, compress, islice
+from itertools import compress, islice
 from operator import itemgetter
 from pathlib import Path
 from shutil import copyfileobj
@@ -243,7 +243,7 @@ class Source:
         """The files' rate in `--set`; a ManifestError without it."""
         self.placeholders.add("sample_rate")
         rate = self.values.get("sample_rate", "")
-        if not rate.isdecimal() or int(rate) == 0:
+        if not (rate.isascii() and rate.isdecimal()) or int(rate) == 0:
             raise ManifestError(
                 "start and stop are numbers of samples: say the files' rate, as --set "
                 "sample_rate=16000"
@@ -389,12 +389,7 @@ def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
 
 
 def lines_of(file: Text) -> Iterator[str]:
-    """Give the lines of `texts_of`, one at a time."""
-    return chain.from_iterable(io.StringIO(text, newline="\n") for text in texts_of(file))
-
-
-def texts_of(file: Text) -> Iterator[str]:
-    """Give whole lines, many at a time. A fault is repaired, so that the rest is checked."""
+    """Give the lines of a text. A fault is repaired, so that the rest is checked."""
     stream, faults, done = file
     blank_bytes = 0
     while data := stream.read(_BLOCK_BYTES):
@@ -416,7 +411,7 @@ def texts_of(file: Text) -> Iterator[str]:
         except UnicodeDecodeError:
             text = "\0"
         if "\0" not in text and len(data) <= _LINE_BYTES:
-            yield text
+            yield from io.StringIO(text, newline="\n")
             done += text.count("\n")
             continue
         for raw in io.BytesIO(data):

@@ -32,7 +32,7 @@ from featcache.manifest.formats.tables import (
     table_batches,
 )
 from featcache.manifest.times import times_of
-from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
+from featcache.manifest.utterances import SPELLINGS, float_of, meaning_of, shown
 
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?\Z")
 
@@ -151,8 +151,8 @@ def _part_in_seconds(
     rate: int, first_cell: Any, stop_cell: Any
 ) -> tuple[float | None, float | None]:
     try:
-        first = float(first_cell or 0)
-        stop = float(stop_cell or first)
+        first = float_of(first_cell or 0)
+        stop = float_of(stop_cell or first)
     except (TypeError, ValueError, OverflowError):
         first = stop = math.nan
     if not (first.is_integer() and stop.is_integer()):
