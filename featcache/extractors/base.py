@@ -51,7 +51,7 @@ _OWN = {
     "encodec": "encodec:Encodec",
     "fbank": "kaldi:Fbank",
     "ge2e": "ge2e:GE2E",
-    "higgs2": "higgs2:Higgs2",
+    "higgs2": "xcodec:Higgs2",
     "imported": "imported:Imported",
     "labels": "labels:Labels",
     "log_mel": "log_mel:LogMel",
@@ -59,7 +59,7 @@ _OWN = {
     "mimi": "mimi:Mimi",
     "neucodec": "xcodec2:NeuCodec",
     "onnx": "onnx:Onnx",
-    "pocket_tts": "pocket_tts:PocketTTS",
+    "pocket_tts": "mimi:PocketTTS",
     "snac": "snac:Snac",
     "speechtokenizer": "speechtokenizer:SpeechTokenizer",
     "ssl": "ssl:SSL",
@@ -113,7 +113,7 @@ class Params(Section):
         left_out = {
             name for name in self.added_later if getattr(self, name) == fields[name].get_default()
         }
-        return {name: value for name, value in plain.items() if name not in left_out}
+        return _without(plain, left_out)
 
 
 def absolute_path(value: str, info: ValidationInfo) -> str:

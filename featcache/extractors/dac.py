@@ -6,12 +6,12 @@ after a short row into something else, so every layer sets these columns to zero
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
@@ -36,8 +36,8 @@ class Dac(CodecExtractor[CodecParams]):
         self._set_spec("DAC", count, config.codebook_size, field, config.hidden_size)
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
-        padded, lengths = in_whole_hops(waveforms, num_samples, self.granularity)
-        return encode_rows(self._encoder, padded, lengths).mT
+        padded_RP, lengths = in_whole_hops(waveforms, num_samples, self.granularity)
+        return run(self._encoder.children(), padded_RP[:, None], lengths)[0].mT
 
     def _look_up(self, codebook: Any, residual_RDF: Tensor) -> tuple[Tensor, Tensor]:
         return look_up(codebook, residual_RDF)
@@ -58,7 +58,7 @@ def in_whole_hops(waveforms_RP: Tensor, num_samples: Tensor, hop: int) -> tuple[
     return padded_RP, -(-num_samples // hop) * hop
 
 
-def snake(activation: Any, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+def snake(activation: Any, x: Tensor, lengths: Tensor) -> Tensor:
     """Compute `x + sin²(alpha x) / alpha`, with an alpha for each channel."""
     squares = (activation.alpha * x).sin_().square_()
     return torch.addcmul(x, (activation.alpha + 1e-9).reciprocal(), squares, out=squares)
@@ -68,19 +68,21 @@ Activate = Callable[[Any, Tensor, Tensor], Tensor]
 """A function from a module of an activation, rows and their lengths to the rows, activated."""
 
 
-def encode_rows(
-    encoder: Any, waveforms_RP: Tensor, lengths: Tensor, activate: Activate = snake
-) -> Tensor:
-    """Run a `DacEncoder`, or one like it with other activations, over rows `[R, P]`, zero
-    after their lengths `[R]`, each as if alone: `[R, D, F]`."""
-    x_RCT = encoder.conv1(waveforms_RP[:, None])
-    lengths = ragged.steps_after(lengths, [encoder.conv1])
-    for block in encoder.block:
-        for unit in (block.res_unit1, block.res_unit2, block.res_unit3):
-            y_RCT = activate(unit.snake1, x_RCT, lengths)
-            y_RCT, _ = ragged.zero_padded_conv1d(unit.conv1, y_RCT, lengths)
-            x_RCT = unit.conv2(activate(unit.snake2, y_RCT, lengths)).add_(x_RCT)
-        y_RCT = activate(block.snake1, x_RCT, lengths)
-        x_RCT, lengths = ragged.zero_padded_conv1d(block.conv1, y_RCT, lengths)
-    x_RCT = activate(encoder.snake1, x_RCT, lengths)
-    return ragged.zero_padded_conv1d(encoder.conv2, x_RCT, lengths)[0]
+def run(
+    modules: Iterable[nn.Module], x_RCT: Tensor, lengths: Tensor, activate: Activate = snake
+) -> ragged.Ragged:
+    """Run the modules of an encoder of DAC's design over rows, each as if alone. A module
+    holds its own modules in the order in which it runs them."""
+    for module in modules:
+        name = type(module).__name__
+        if isinstance(module, nn.Conv1d):
+            x_RCT, lengths = ragged.zero_padded_conv1d(module, x_RCT, lengths)
+        elif name.endswith("ResidualUnit"):
+            x_RCT = run(module.children(), x_RCT, lengths, activate)[0].add_(x_RCT)
+        elif name.endswith(("EncoderBlock", "ModuleList", "Sequential")):
+            x_RCT, lengths = run(module.children(), x_RCT, lengths, activate)
+        elif name == "LocalMHA":  # SNAC's rows are whole windows of its attention
+            x_RCT = module(x_RCT)
+        else:
+            x_RCT = activate(module, x_RCT, lengths)
+    return x_RCT, lengths

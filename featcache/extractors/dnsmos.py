@@ -6,11 +6,12 @@ The formulas are those of the package's `dnsmos.py`, release 0.0.1.1."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from featcache.extractors import mel
 from featcache.extractors.base import Clip, LocalPath, require_rate
@@ -19,9 +20,6 @@ from featcache.extractors.vectors import VectorExtractor
 from featcache.extractors.weight_file import WeightFileParams
 from featcache.spec import MAIN, FeatureSpec, Track
 from featcache.spec import Clip as ClipAxis
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SCORES = ("ovrl", "sig", "bak", "p808")
 """The scores of a vector, in its order, each from 1 to 5: overall, speech and background

@@ -81,10 +81,8 @@ class Encodec(CodecExtractor[BandwidthParams]):
             length = min(length, self._chunk_length)
         return length
 
-    def encode_for(
-        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
-    ) -> list[Rows]:
-        encoded = super().encode_for(takers, waveforms, num_samples)
+    def run_for(self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor) -> list[Rows]:
+        encoded = super().run_for(takers, waveforms, num_samples)
         if self._config.normalize:
             side = {"scales": _scales(waveforms, num_samples)}
             encoded = [replace(rows, side=side) for rows in encoded]

@@ -5,10 +5,8 @@ The formulas are those of the package's `voice_encoder.py` and `audio.py`, relea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from featcache import weights
 from featcache.errors import AudioError, Reason, first_line
@@ -19,9 +17,6 @@ from featcache.extractors.vectors import VectorExtractor
 from featcache.extractors.weight_file import WeightFileParams
 from featcache.spec import MAIN, FeatureSpec, Track
 from featcache.spec import Clip as ClipAxis
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _SAMPLE_RATE = 16_000
 _N_FFT, _HOP, _BINS = 400, 160, 40
@@ -66,10 +61,9 @@ class GE2E(VectorExtractor[GE2EParams]):
         document = weights.read_pickle(params.file)
         try:
             # besides, it has the similarity's two numbers, which are for training
-            self._network.load_state_dict(document["model_state"], strict=False)
-            missing = {*self._network.state_dict()} - {*document["model_state"]}
-            if missing:
-                raise KeyError(*sorted(missing))
+            loaded = self._network.load_state_dict(document["model_state"], strict=False)
+            if loaded.missing_keys:
+                raise KeyError(*loaded.missing_keys)
         except (KeyError, TypeError, RuntimeError) as error:
             what = f"not the weights of Resemblyzer's encoder: {first_line(error)}"
             raise weights.weights_error(params.file, what) from error

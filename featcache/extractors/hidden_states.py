@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from featcache.errors import ConfigError
-from featcache.extractors.model import Chunk, ModelExtractor, ModelParams
+from featcache.extractors.model import Chunk, ModelExtractor, ModelParams, computing
 from featcache.extractors.ragged import Length, normalized
 from featcache.extractors.rows import Rows
 from featcache.spec import FeatureSpec
@@ -145,16 +145,15 @@ class HiddenStates(ModelExtractor[H]):
         return self._encoder.most_samples or super().padded_length(num_samples)
 
     def encode(self, waveforms: Tensor, num_samples: Tensor) -> Rows:
-        return self.encode_for([self], waveforms, num_samples)[0]
+        return self.run(waveforms, num_samples)
 
-    def encode_for(
-        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
-    ) -> list[Rows]:
+    def run_for(self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor) -> list[Rows]:
         # the others' models may be cut off before the layers that this one needs
         deepest = max(takers, key=lambda taker: max(taker._numbers))
         numbers = {number for taker in takers for number in taker._numbers}
-        states = deepest._states(waveforms, num_samples, numbers)
-        return [taker._take(states) for taker in takers]
+        with computing(self.params.precision, waveforms.device):
+            states = deepest._states(waveforms, num_samples, numbers)
+            return [taker._take(states) for taker in takers]
 
     def _states(
         self, waveforms: Tensor, num_samples: Tensor, numbers: set[int]

@@ -5,7 +5,8 @@ A causal SEANet, a causal transformer with a sliding window, and a convolution t
 the frame rate. The transformer does not look ahead, so it needs no mask.
 
 The tokenizer of Qwen3-TTS at 12.5 Hz (Qwen team, 2026, "Qwen3-TTS Technical Report") has
-the encoder of a Mimi, and a decoder of its own."""
+the encoder of a Mimi, and a decoder of its own. Pocket TTS has Mimi's encoder without a
+quantiser."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from torch import Tensor
 from featcache import weights
 from featcache.errors import ExtractorError
 from featcache.extractors import ragged
-from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
+from featcache.extractors.codec import CodecExtractor, CodecParams, LatentExtractor, num_codebooks
+from featcache.extractors.dac import in_whole_hops
+from featcache.extractors.model import ModelParams
+from featcache.spec import MAIN
 
 _QWEN = "qwen3_tts_tokenizer_12hz"
 _ENCODER_OF_QWEN = weights.Part("encoder_config", "encoder.", unused=("decoder",))
@@ -72,11 +76,12 @@ class Mimi(CodecExtractor[MimiParams]):
     causal = True
 
     def _prepare(self) -> None:
-        model, most_codebooks = self._load()
+        settings = weights.read_json(self.params.locate(), "config.json")
+        self._is_qwen = settings.get("model_type") == _QWEN
+        model = self._load_model(part=_ENCODER_OF_QWEN if self._is_qwen else weights.WHOLE)
         config = model.config
-        self._num_codebooks = num_codebooks(
-            self.params, most_codebooks, at_least=config.num_semantic_quantizers
-        )
+        most = settings.get("encoder_valid_num_quantizers", config.num_quantizers)
+        self._num_codebooks = num_codebooks(self.params, most)
         self._encoder = CausalEncoder(model)
         self._quantizer = model.quantizer
         for module in self._quantizer.modules():
@@ -91,15 +96,6 @@ class Mimi(CodecExtractor[MimiParams]):
             config.hidden_size,
         )
 
-    def _load(self) -> tuple[Any, int]:
-        settings = weights.read_json(self._locate(), "config.json")
-        self._is_qwen = settings.get("model_type") == _QWEN
-        if not self._is_qwen:
-            model = self._load_model()
-            return model, model.config.num_quantizers
-        model = self._load_model(part=_ENCODER_OF_QWEN)
-        return model, settings.get("encoder_valid_num_quantizers", model.config.num_quantizers)
-
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         return self._encoder(waveforms, num_samples)
 
@@ -111,3 +107,30 @@ class Mimi(CodecExtractor[MimiParams]):
     def quantize(self, latents: Tensor) -> Tensor:
         codes_QRF: Tensor = self._quantizer.encode(latents.mT, self._num_codebooks)
         return codes_QRF.permute(1, 2, 0)
+
+
+class PocketTTS(LatentExtractor[ModelParams]):
+    """The continuous latents of Pocket TTS (Kyutai, 2026): those of
+    `PocketTTSAudioTokenizerModel.encode` for the clip alone, padded with zeros to whole
+    frames. Latents are float32 `[T, 32]`, ceil(num_samples / 1920) frames."""
+
+    Params = ModelParams
+    revision = 1
+    _model_name = "PocketTTSAudioTokenizerModel"
+    gpu_factor = 2
+    causal = True
+
+    def _prepare(self) -> None:
+        model = self._load_model()
+        if model.encoder is None:
+            raise weights.weights_error(self.params.weights, "holds a decoder only")
+        self._encoder = CausalEncoder(model)
+        self.granularity = self._encoder.hop
+        self._set_latent_spec("Pocket TTS", model.config.latent_dim, self._encoder.frame_length)
+
+    def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
+        return self._encoder(*in_whole_hops(waveforms, num_samples, self.granularity))
+
+    def synthesize(self, tracks: Mapping[str, Tensor]) -> Tensor:
+        decoded: Tensor = self._load_model().decode(tracks[MAIN][None].float()).audio_values
+        return decoded.flatten()

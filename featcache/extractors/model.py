@@ -5,19 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from featcache import weights
 from featcache.device import Tf32, get_tf32, set_tf32
 from featcache.errors import ConfigError
 from featcache.extractors.base import LocalPath, Params, Piece, Rows, require_rate
 from featcache.extractors.rows import RowExtractor
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from featcache.weights import Located
 
 LONGEST_SECONDS = 120.0
 """The longest clip without `chunk`: memory grows with a clip's length, and an attention's
@@ -67,6 +66,10 @@ class ModelParams(Params):
     chunk: Chunk | None = None
     """Cut long clips into overlapping chunks. Without it, long clips fail."""
 
+    def locate(self) -> Located:
+        """Find the weights on this machine, or download them: see `weights.locate`."""
+        return weights.locate(self.weights, self.revision)
+
 
 M = TypeVar("M", bound=ModelParams)
 
@@ -94,17 +97,16 @@ class ModelExtractor(RowExtractor[M]):
     def _prepare(self) -> None:
         """Load the model, and set `spec` and `granularity`, unless `__init__` does so later."""
 
-    def _locate(self) -> weights.Located:
-        return weights.locate(self.params.weights, self.params.revision)
-
     def _model_class(self) -> Any:
         needed_for = f"the extractor {type(self).__name__.lower()}"
         return weights.transformers_class(self._model_name, needed_for)
 
-    def _load_model(self, sample_rate: int | None = None, part: weights.Part | None = None) -> Any:
+    def _load_model(
+        self, sample_rate: int | None = None, part: weights.Part = weights.WHOLE
+    ) -> Any:
         """Load the model, or a part of it. Its config tells its sample rate, unless
         `sample_rate` does."""
-        model = weights.load(self._model_class(), self._locate(), self.device, part)
+        model = weights.load(self._model_class(), self.params.locate(), self.device, part)
         names = ("sampling_rate", "sample_rate", "input_sampling_rate")
         rates = (getattr(model.config, name, None) for name in names)
         self.require_sample_rate(next(filter(None, [sample_rate, *rates])))
@@ -112,7 +114,7 @@ class ModelExtractor(RowExtractor[M]):
 
     @classmethod
     def weights_digest(cls, params: M) -> str | None:
-        return weights.digest(weights.locate(params.weights, params.revision))
+        return weights.digest(params.locate())
 
     @property
     def chunks_are_exact(self) -> bool:
@@ -167,14 +169,7 @@ class ModelExtractor(RowExtractor[M]):
 
     def run_for(self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor) -> list[Rows]:
         with computing(self.params.precision, waveforms.device):
-            return self.encode_for(takers, waveforms, num_samples)
-
-    def encode_for(
-        self, takers: Sequence[Any], waveforms: Tensor, num_samples: Tensor
-    ) -> list[Rows]:
-        """Encode rows for each taker; see `run_for`. A class with `taken` parameters
-        overrides this."""
-        return super().run_for(takers, waveforms, num_samples)
+            return super().run_for(takers, waveforms, num_samples)
 
 
 @contextmanager

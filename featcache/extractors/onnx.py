@@ -7,11 +7,12 @@ is known before a run begins."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from featcache.errors import ConfigError, listing
 from featcache.extractors.base import Batching, Clip, Extractor, Params, main_track
@@ -25,9 +26,6 @@ from featcache.extractors.weight_file import WeightFileParams
 from featcache.spec import MAIN, FeatureSpec, Frames, Track
 from featcache.spec import Clip as ClipAxis
 from featcache.weights import weights_error
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _TRIALS = (1.0, 1.37)
 """Lengths of the waveforms with which a model is tried out, in seconds; doubled until they
@@ -232,32 +230,28 @@ class Onnx(Extractor[OnnxParams]):
 
     def _windows(self, steps_SC: Array) -> Iterator[Array]:
         """Yield the frames `[n, D]` that each window gives, or its vector `[D]`."""
-        window, stride = self._params.window, self._params.stride
-        states, num_steps = self._first_states, len(steps_SC)
-        if window is None:
-            yield self._run(steps_SC, states, 0, self._frames_of(num_steps))[0]
-            return
-        if not self._params.gives_frames:
-            for start in range(0, max(1, num_steps - window.length + window.hop), window.hop):
-                yield self._run(_cut(steps_SC, start, window), states, 0, 1)[0]
-            return
-        for start, first, end in self._spans(num_steps, window):
-            begins = start if window.pad else max(0, start)
-            skip = (first * stride - begins) // stride
-            piece = _cut(steps_SC, start, window)
-            frames, states = self._run(piece, states, skip, end - first)
-            yield frames
+        num_steps, states = len(steps_SC), self._first_states
+        # without windows, the clip is one
+        window = self._params.window or Window(length=num_steps, hop=num_steps, keep_ends=True)
+        for start, skip, count in self._spans(num_steps, window):
+            values, states = self._run(_cut(steps_SC, start, window), states, skip, count)
+            yield values
 
     def _spans(self, num_steps: int, window: Window) -> Iterator[tuple[int, int, int]]:
-        """Yield the first step of each window, the first frame that it gives, and the one
-        behind its last."""
-        total, first = self._frames_of(num_steps), 0
+        """Yield the first step of each window, the number of its first frames that are left
+        out, and the number that is taken after them; for vectors, 0 and 0."""
+        if not self._params.gives_frames:
+            end = max(1, num_steps - window.length + window.hop)
+            yield from ((start, 0, 0) for start in range(0, end, window.hop))
+            return
+        stride, total, first = self._params.stride, self._frames_of(num_steps), 0
         start = 0 if window.keep_ends else -window.before
         while first < total:
-            end = min((start + window.before + window.hop) // self._params.stride, total)
+            end = min((start + window.before + window.hop) // stride, total)
             if window.keep_ends and start + window.length >= num_steps:
                 end = total
-            yield start, first, end
+            begins = start if window.pad else max(0, start)
+            yield start, (first * stride - begins) // stride, end - first
             start, first = start + window.hop, end
 
     def _run(
@@ -330,11 +324,16 @@ class Onnx(Extractor[OnnxParams]):
                 num_samples *= 2
                 if num_samples > LONGEST_SECONDS * sample_rate:
                     raise ConfigError(f"params.stride: {LONGEST_SECONDS:g} s have no frame")
-            waveform = torch.randn(num_samples, generator=noise) / 10
+            clip = Clip("trial", (torch.randn(num_samples, generator=noise) / 10).to(device))
             try:
-                computed = self._computed(Clip("trial", waveform.to(device)))
+                computed, again = (self._computed(clip) for _ in range(2))
             except OnnxError as error:
                 raise weights_error(self._model.file, str(error)) from error
+            if not torch.equal(computed.nan_to_num(), again.nan_to_num()):
+                what = "gives other values for the same waveform the second time"
+                raise weights_error(
+                    self._model.file, f"{what}: export it for inference, without dropout"
+                )
             sizes.append(computed.shape[-1])
         self._require_one_size(sizes)
         return sizes[0]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, MissingDependencyError, listing
 from featcache.weights import weights_error
-
-if TYPE_CHECKING:
-    import torch
 
 Array = NDArray[Any]
 
@@ -29,6 +28,19 @@ _FATAL = 4
 """The level from which on onnxruntime logs. It also raises all other errors."""
 
 _OUT_OF_MEMORY = ("Failed to allocate", "out of memory", "bad_alloc")
+
+_RANDOM_OPERATORS = {
+    "Bernoulli",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+}
+"""Operators that draw other random numbers at each run, with a seed too."""
+
+_WITH_LENGTH, _FIXED_SIZES = 2, {1: 8, 5: 4}
+"""Kinds of protobuf's fields: with a length, and with a fixed number of bytes."""
 
 
 class OnnxError(RuntimeError):
@@ -64,13 +76,13 @@ class OnnxModel:
             settings = {"use_tf32": "0", "cudnn_conv_algo_search": "DEFAULT"}
             providers.insert(0, (on_gpu, {"device_id": str(device.index or 0), **settings}))
         try:
-            self._session = onnxruntime.InferenceSession(
-                file.read_bytes(), options, providers=providers
-            )
+            document = file.read_bytes()
+            self._session = onnxruntime.InferenceSession(document, options, providers=providers)
         except Exception as error:  # its classes of errors have no other base
             what = f"onnxruntime cannot load it: {_message(error)}"
             raise weights_error(file, what) from error
         self.file = file
+        self._random = _random_values(document)
         self._nodes = {
             "input": {node.name: node for node in self._session.get_inputs()},
             "output": {node.name: node for node in self._session.get_outputs()},
@@ -78,7 +90,8 @@ class OnnxModel:
 
     def require(self, kind: str, names_by_key: Mapping[str, Iterable[str]]) -> None:
         """Raise ConfigError unless the model has these inputs or outputs (`kind`), which are
-        listed by the parameter that names them, and needs no other inputs."""
+        listed by the parameter that names them, and needs no other inputs; or if an output
+        depends on random numbers."""
         missing = dict(self._nodes[kind])
         for key, names in names_by_key.items():
             for name in names:
@@ -87,6 +100,12 @@ class OnnxModel:
                     raise ConfigError(
                         f"params.{key}: {self.file.name} has no {kind} {name!r}; it has "
                         f"{listing(self._nodes[kind])}"
+                    )
+                if name in self._random:
+                    raise ConfigError(
+                        f"params.{key}: {self.file.name} computes {name} with "
+                        f"{self._random[name]}, which draws other random numbers at each run: "
+                        "export the model without it"
                     )
         if kind == "input" and missing:
             raise ConfigError(
@@ -130,3 +149,69 @@ class OnnxModel:
 
 def _message(error: Exception) -> str:
     return " ".join(str(error).split()).rpartition("[ONNXRuntimeError] : ")[2]
+
+
+_Fields = defaultdict[int, list[memoryview]]
+
+
+def _random_values(document: bytes) -> dict[str, str]:
+    """Return the values of a model that depend on random numbers, each with the operator
+    that draws them. Fields have their numbers in `onnx.proto`. (Models in onnxruntime's own
+    format are not read.)"""
+    if document[4:8] == b"ORTM":
+        return {}
+    model = _fields(memoryview(document))
+    functions = {_text(function[1][0]): function for function in map(_fields, model[25])}
+    return _random_of_nodes(_fields(model[7][0])[1], functions, {})
+
+
+def _random_of_nodes(
+    nodes: Iterable[memoryview], functions: Mapping[str, _Fields], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the random values that the nodes of a graph compute. `given` has those of the
+    graph around it."""
+    random: dict[str, str] = {}
+    known = ChainMap(random, {**given})
+    for node in map(_fields, nodes):
+        operator = _text(node[4][0])
+        behind = [known[name] for name in map(_text, node[1]) if name in known]
+        if operator in _RANDOM_OPERATORS:
+            behind.append(operator)
+        if operator in functions:
+            behind += _random_of_nodes(functions[operator][7], functions, {}).values()
+        for attribute in map(_fields, node[5]):
+            for graph in attribute[6] + attribute[11]:
+                behind += _random_of_nodes(_fields(graph)[1], functions, known).values()
+        if behind:
+            random.update(dict.fromkeys(filter(None, map(_text, node[2])), behind[0]))
+    return random
+
+
+def _fields(message: memoryview) -> _Fields:
+    """Return the contents of a protobuf message's fields that have a length, by number."""
+    fields: _Fields = defaultdict(list)
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        kind = key & 7
+        if kind in _FIXED_SIZES:
+            place += _FIXED_SIZES[kind]
+            continue
+        value, place = _varint(message, place)
+        if kind == _WITH_LENGTH:
+            fields[key >> 3].append(message[place : place + value])
+            place += value
+    return fields
+
+
+def _varint(message: memoryview, place: int) -> tuple[int, int]:
+    """Return the number at a place, and the place after it."""
+    value = shift = 0
+    while message[place] & 128:
+        value |= (message[place] & 127) << shift
+        place, shift = place + 1, shift + 7
+    return value | message[place] << shift, place + 1
+
+
+def _text(field: memoryview) -> str:
+    return str(field, "utf-8")

@@ -6,7 +6,7 @@ frames."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from featcache.errors import ConfigError, ExtractorError, MissingDependencyError
 from featcache.extractors import dac, ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 from featcache.extractors.rows import Rows
-from featcache.spec import MAIN, Frames, Track
+from featcache.spec import MAIN, Frames
 
 
 class SnacParams(CodecParams):
@@ -50,49 +50,36 @@ class Snac(CodecExtractor[SnacParams]):
         self._encoder: nn.Sequential = model.encoder.block
         self._quantizers = model.quantizer.quantizers[:count]
         strides: list[int] = [quantizer.stride for quantizer in self._quantizers]
-        self._repeats = [strides[0] // stride for stride in strides]
-        field, self._hop = ragged.receptive_field(ragged.convolutions(self._encoder))
+        self._steps = strides[0]
+        self._repeats = [self._steps // stride for stride in strides]
+        field, hop = ragged.receptive_field(ragged.convolutions(self._encoder))
         window: int | None = model.attn_window_size
         if window and self.params.chunk:
             raise ConfigError(f"params.chunk: {self.params.weights} attends within its own windows")
-        self._frame_samples = self._hop * strides[0]
-        self.granularity = self._hop * math.lcm(strides[0], window or 1)
-        self.granule_frames = self.granularity // self._frame_samples
-        frame_length = 0 if window else field + self._frame_samples - self._hop
+        self.granularity = hop * math.lcm(self._steps, window or 1)
+        self.granule_frames = self.granularity // (hop * self._steps)
+        frame_length = 0 if window else field + hop * (self._steps - 1)
         self._set_spec("SNAC", 1, model.codebook_size, frame_length)
-        rate, sizes = self.spec.frame_rate, self.spec.codebook_sizes
+        main, rate = self.spec.main, self.spec.frame_rate
         others = tuple(
-            Track(
-                f"codes_{number}",
-                (1,),
-                self.spec.dtype,
-                self.spec.units,
-                Frames(rate * repeats, frame_length),
-                sizes,
-            )
+            replace(main, name=f"codes_{number}", axis=Frames(rate * repeats, frame_length))
             for number, repeats in enumerate(self._repeats[1:], start=2)
         )
         self.spec = replace(self.spec, side=others)
 
     def _load(self) -> Any:
-        return weights.load_module(_make, self._locate(), self.device, "SNAC")
-
-    @property
-    def codes_per_frame(self) -> int:
-        return sum(self._repeats)
+        return weights.load_module(_make, self.params.locate(), self.device, "SNAC")
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         padded_RP, lengths = dac.in_whole_hops(waveforms, num_samples, self.granularity)
-        x_RDT = _run(self._encoder, padded_RP[:, None], lengths)[0]
-        steps = self._frame_samples // self._hop
-        return x_RDT.mT.reshape(len(x_RDT), -1, steps * x_RDT.shape[1])
+        x_RDT = dac.run(self._encoder, padded_RP[:, None], lengths)[0]
+        return x_RDT.mT.reshape(len(x_RDT), -1, self._steps * x_RDT.shape[1])
 
     def quantize(self, latents: Tensor) -> Tensor:
         """Look up the codes of each frame, beginning with the first codebook, as
         `ResidualVectorQuantize.forward`, to the same rounding."""
-        steps = self._frame_samples // self._hop
         rows, frames, size = latents.shape
-        residual_RDT = latents.reshape(rows, frames * steps, size // steps).mT
+        residual_RDT = latents.reshape(rows, frames * self._steps, size // self._steps).mT
         codes = []
         for quantizer, repeats in zip(self._quantizers, self._repeats, strict=True):
             pooled_RDT = residual_RDT
@@ -121,22 +108,6 @@ class Snac(CodecExtractor[SnacParams]):
         codes = [tracks[name][None, :, 0].long() for name in names]
         decoded: Tensor = model.decode(codes)
         return decoded.flatten()
-
-
-def _run(modules: Iterable[Any], x_RCT: Tensor, lengths: Tensor) -> ragged.Ragged:
-    for module in modules:
-        name = type(module).__name__
-        if isinstance(module, nn.Conv1d):
-            x_RCT, lengths = ragged.zero_padded_conv1d(module, x_RCT, lengths)
-        elif name == "ResidualUnit":
-            x_RCT = _run(module.block, x_RCT, lengths)[0].add_(x_RCT)
-        elif name == "EncoderBlock":
-            x_RCT, lengths = _run(module.block, x_RCT, lengths)
-        elif name == "Snake1d":
-            x_RCT = dac.snake(module, x_RCT)
-        else:  # LocalMHA: rows are whole windows
-            x_RCT = module(x_RCT)
-    return x_RCT, lengths
 
 
 def _make(config: dict[str, Any]) -> Any:

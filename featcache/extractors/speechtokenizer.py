@@ -51,7 +51,9 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
         )
 
     def _load(self) -> Any:
-        return weights.load_module(_model_class(), self._locate(), self.device, "SpeechTokenizer")
+        return weights.load_module(
+            _model_class(), self.params.locate(), self.device, "SpeechTokenizer"
+        )
 
     def latents(self, waveforms: Tensor, num_samples: Tensor) -> Tensor:
         return ragged.run(self._encoder, waveforms[:, None], num_samples)[0].mT

@@ -1,5 +1,5 @@
-"""`ssl`: the hidden states of self-supervised speech models, and of Whisper's encoder,
-through transformers."""
+"""`ssl`: the hidden states of self-supervised speech models, and of the encoders of Whisper
+and Parakeet, through transformers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from featcache.extractors.base import Clip
 from featcache.extractors.frames import BLOCK_ROWS
 from featcache.extractors.hidden_states import Encoder, HiddenStates, HiddenStatesParams
 from featcache.extractors.log_mel import LogMel, LogMelParams
-from featcache.extractors.parakeet import Parakeet
-from featcache.extractors.ragged import Length, is_inside, normalized
+from featcache.extractors.ragged import Length, centred_rows, is_inside, normalized
 from featcache.extractors.wav2vec2 import (
     PositionEmbedding,
     Wav2Vec2,
@@ -31,14 +30,13 @@ _EPSILON = 1e-7
 """A number that transformers' feature extractors add to the variance of a waveform, and of
 a mel bin."""
 
+# The mel energies of w2v-BERT and Parakeet
+_LENGTH, _SHIFT, _FFT_LENGTH = 400, 160, 512
+_PREEMPHASIS = 0.97
+
 # The mel energies of w2v-BERT
 _STACKED = 2
-
-_LENGTH, _SHIFT = 400, 160
-
-_FFT_LENGTH = 512
 _SCALE = 32768.0
-_PREEMPHASIS = 0.97
 _FLOOR = 1.192092955078125e-07
 
 
@@ -67,22 +65,21 @@ class SSL(HiddenStates[SSLParams]):
     revision = 1
 
     def _prepare(self) -> None:
-        params, located = self.params, self._locate()
+        params, located = self.params, self.params.locate()
         settings = weights.read_json(located, "config.json")
         model_type = settings.get("model_type")
         if model_type not in _FAMILIES:
             known = f"config.json has model_type {model_type!r}; ssl knows {listing(_FAMILIES)}"
             raise weights.weights_error(located.folder, known)
-        name, class_name, encoder = _FAMILIES[model_type]
+        name, self._model_name, encoder = _FAMILIES[model_type]
         preprocessing = weights.read_preprocessing(located)
-        self.require_sample_rate(preprocessing.get("sampling_rate", 16000))
-        model_class = weights.transformers_class(class_name, "extractor: ssl")
         if params.layer is None and params.layers is None and settings.get("add_adapter"):
             raise ConfigError(
                 "params.layer: the output of this model comes from an adapter; choose a "
                 "layer before it"
             )
-        model = weights.load(model_class, located, self.device, _PARTS.get(model_type))
+        part = _PARTS.get(model_type, weights.WHOLE)
+        model = self._load_model(preprocessing.get("sampling_rate", 16000), part)
         epsilon = None
         takes_waveforms = isinstance(encoder, type) and issubclass(encoder, Wav2Vec2)
         if takes_waveforms and preprocessing.get("do_normalize", bool(preprocessing)):
@@ -208,6 +205,70 @@ class W2vBert(Encoder):
         return (num_samples - _LENGTH) // _SHIFT + 1
 
 
+class Parakeet(Encoder):
+    """Parakeet's encoder over rows: transformers' `ParakeetEncoder`, in eval mode. `T` are mel
+    frames, `M` mel bins.
+
+    The model is a FastConformer (Rekesh et al. 2023, "Fast Conformer with Linearly Scalable
+    Attention for Efficient Speech Recognition"). It keeps padding out of its convolutions and
+    its attention by a mask. Its front end is that of `ParakeetFeatureExtractor`: log mel
+    energies, each with zero mean and unit variance over the clip's own frames.
+
+    A clip has a frame for each 1,280 samples that have begun, counted in its whole mel
+    frames. For some clips, the model gives one frame more, which its own mask leaves
+    out."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self._factor: int = config.subsampling_factor
+        self.hop = _SHIFT * self._factor
+        filters = mel.hertz_filters(config.num_mel_bins, _FFT_LENGTH, 16000)
+        self._filters = filters.to(model.device, torch.float32)
+        window = torch.hann_window(_LENGTH, periodic=False, device=model.device)
+        sides = (_FFT_LENGTH - _LENGTH) // 2
+        self._window = functional.pad(window, (sides, sides))
+        self._subsampling = model.subsampling
+        self._scale: float = model.input_scale
+        self._positions = model.encode_positions
+        self.layers = model.layers
+
+    def num_frames(self, num_samples: Length) -> Length:
+        mels = num_samples // _SHIFT
+        # of a single mel frame there is no variance
+        return -(-mels // self._factor) * (mels > 1)
+
+    def hidden_states(self, waveforms: Tensor, num_samples: Tensor) -> Iterator[Tensor]:
+        mels_RTM = self._mel_energies(waveforms, num_samples)
+        inside_RT = is_inside(num_samples // _SHIFT, mels_RTM.shape[1])
+        hidden_RFD = self._subsampling(mels_RTM, inside_RT) * self._scale
+        yield hidden_RFD
+        inside_RF = is_inside(self.num_frames(num_samples), hidden_RFD.shape[1])
+        options = {
+            "attention_mask": (inside_RF[:, None] & inside_RF[:, :, None])[:, None],
+            "position_embeddings": self._positions(hidden_RFD),
+        }
+        for layer in self.layers:
+            hidden_RFD = layer(hidden_RFD, **options)
+            yield hidden_RFD
+        yield hidden_RFD
+
+    def _mel_energies(self, waveforms_RP: Tensor, num_samples: Tensor) -> Tensor:
+        """Compute normalised log mel energies, float32 `[R, T, M]`, zero after each row's
+        last whole frame."""
+        emphasized_RP = waveforms_RP.clone()
+        emphasized_RP[:, 1:] -= _PREEMPHASIS * waveforms_RP[:, :-1]
+        outside_RP = ~is_inside(num_samples, waveforms_RP.shape[1])
+        emphasized_RP = emphasized_RP.masked_fill_(outside_RP, 0)
+        half = _FFT_LENGTH // 2
+        frames_RTL = functional.pad(emphasized_RP, (half, half)).unfold(1, _FFT_LENGTH, _SHIFT)
+        rows, steps = frames_RTL.shape[:2]
+        windowed = frames_RTL.reshape(rows * steps, _FFT_LENGTH) * self._window
+        spectrum = mel.power_spectrum(windowed, _FFT_LENGTH)
+        mels_RTM = (spectrum @ self._filters + 2.0**-24).log_().view(rows, steps, -1)
+        centred_RTM, variance = centred_rows(mels_RTM, num_samples // _SHIFT, correction=1)
+        return centred_RTM / (variance.sqrt() + 1e-5)
+
+
 _FAMILIES: dict[str, tuple[str, str, Callable[[Any], Encoder]]] = {
     "data2vec-audio": ("data2vec", "Data2VecAudioModel", Wav2Vec2),
     "hubert": ("HuBERT", "HubertModel", Wav2Vec2),
@@ -224,7 +285,6 @@ _FAMILIES: dict[str, tuple[str, str, Callable[[Any], Encoder]]] = {
 }
 
 _PARTS = dict.fromkeys(
-    ("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"),
-    weights.Part("encoder_config", "encoder.", unused=()),
+    ("parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"), weights.Part("encoder_config", "encoder.")
 )
 """Models of which `ssl` takes a part, by `model_type`."""

@@ -5,19 +5,16 @@ The formulas are those of the package's `core.py`, release 0.3.0."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from featcache.extractors.base import Batching, Clip, Extractor, require_rate
 from featcache.extractors.onnx_model import Array, OnnxModel
 from featcache.extractors.weight_file import PitchParams
-from featcache.spec import MAIN, FeatureSpec, Frames, Track
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from featcache.spec import FeatureSpec
 
 _SAMPLE_RATE = 16_000
 
@@ -64,9 +61,8 @@ class SwiftF0(Extractor[SwiftF0Params]):
             "fmin": self._model.filled("fmin", params.fmin),
             "fmax": self._model.filled("fmax", params.fmax),
         }
-        axis = Frames(_SAMPLE_RATE / _HOP)
         units = "pitch (Hz), confidence that it is voiced (0 to 1)"
-        self.spec = FeatureSpec.of(_SAMPLE_RATE, Track(MAIN, (2,), "float32", units, axis))
+        self.spec = FeatureSpec((2,), "float32", _SAMPLE_RATE / _HOP, 0, _SAMPLE_RATE, units)
 
     @classmethod
     def weights_digest(cls, params: SwiftF0Params) -> str:

@@ -16,6 +16,7 @@ from featcache.errors import ConfigError, MissingDependencyError, did_you_mean, 
 from featcache.extractors.base import LocalPath
 from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
 from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
+from featcache.weights import Located, weights_error
 
 _EPSILON = 1e-5
 """A number that bundles, by `layer_norm`, add to a waveform's variance."""
@@ -41,6 +42,20 @@ class TorchaudioSSLParams(HiddenStatesParams):
     revision: None = None
     """Not used: `bundle` names the weights."""
 
+    def locate(self) -> Located:
+        if self.weights:
+            located = super().locate()
+            if located.file is None:
+                raise weights_error(self.weights, "name the file with the bundle's weights")
+            return located
+        path = _bundle(self.bundle)._path
+        file = Path(torch.hub.get_dir(), "checkpoints", Path(path).name)
+        if not file.is_file():
+            url = path if path.startswith("https:") else _URL + path
+            missing = f"the weights of {self.bundle} are missing"
+            raise ConfigError(f"params.weights: {missing}: download {url} to {file}")
+        return weights.locate(str(file), None)
+
 
 class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
     """Hidden states of a wav2vec 2.0, HuBERT or WavLM of `torchaudio.pipelines`.
@@ -56,13 +71,9 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
         name = self.params.bundle
         bundle = _bundle(name)
         self.require_sample_rate(bundle.sample_rate, name)
-        encoder = TorchaudioWav2Vec2(_load(bundle, _locate(self.params), self.device))
+        encoder = TorchaudioWav2Vec2(_load(bundle, self.params.locate(), self.device))
         epsilon = _EPSILON if bundle._normalize_waveform else None
         self._set_encoder(encoder, bundle._params["encoder_embed_dim"], name, epsilon)
-
-    @classmethod
-    def weights_digest(cls, params: TorchaudioSSLParams) -> str | None:
-        return weights.digest(_locate(params))
 
 
 class TorchaudioWav2Vec2(Wav2Vec2):
@@ -126,23 +137,7 @@ def _bundle(name: str) -> Any:
     return bundles[name]
 
 
-def _locate(params: TorchaudioSSLParams) -> weights.Located:
-    if params.weights:
-        located = weights.locate(params.weights, None)
-        if located.file is None:
-            raise weights.weights_error(params.weights, "name the file with the bundle's weights")
-        return located
-    path = _bundle(params.bundle)._path
-    file = Path(torch.hub.get_dir(), "checkpoints", Path(path).name)
-    if not file.is_file():
-        url = path if path.startswith("https:") else _URL + path
-        raise ConfigError(
-            f"params.weights: the weights of {params.bundle} are missing: download {url} to {file}"
-        )
-    return weights.locate(str(file), None)
-
-
-def _load(bundle: Any, located: weights.Located, device: torch.device) -> Any:
+def _load(bundle: Any, located: Located, device: torch.device) -> Any:
     from torchaudio import models
 
     builder = {"Wav2Vec2": models.wav2vec2_model, "WavLM": models.wavlm_model}[bundle._model_type]
@@ -152,6 +147,6 @@ def _load(bundle: Any, located: weights.Located, device: torch.device) -> Any:
         model.load_state_dict({name: x for name, x in tensors if not name.startswith("aux.")})
     except RuntimeError as error:
         what = f"not the bundle's weights: {str(error).splitlines()[-1].strip()}"
-        raise weights.weights_error(located.path, what) from error
+        raise weights_error(located.path, what) from error
     weights.fold_weight_norm(model)
     return model.float().eval().requires_grad_(False).to(device)

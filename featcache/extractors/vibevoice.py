@@ -46,7 +46,7 @@ class VibeVoice(LatentExtractor[VibeVoiceParams]):
     causal = True
 
     def _prepare(self) -> None:
-        settings = weights.read_preprocessing(self._locate())
+        settings = weights.read_preprocessing(self.params.locate())
         sample_rate = settings.get("sampling_rate", _SAMPLE_RATE)
         model = self._load_model(sample_rate)
         self._encoder = model.encoder

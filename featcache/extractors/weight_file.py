@@ -26,9 +26,7 @@ class WeightFileParams(Params):
     @property
     def file(self) -> Path:
         """The file, which has the expected hash; otherwise raises ConfigError."""
-        path = weights.find_file(self.weights)
-        weights.file_digest(path, self.sha256)
-        return path
+        return weights.find_file(self.weights, self.sha256)
 
     @property
     def digest(self) -> str:
@@ -37,12 +35,10 @@ class WeightFileParams(Params):
 
 
 class PitchParams(WeightFileParams):
-    """The parameters of models of pitch, whose subclasses limit the band."""
+    """The parameters of models of pitch. Subclasses limit the band, in Hz."""
 
     fmin: float
-    """The lowest pitch, in Hz."""
     fmax: float
-    """The highest pitch, in Hz."""
 
     @model_validator(mode="after")
     def _is_a_band(self) -> PitchParams:

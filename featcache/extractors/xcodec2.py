@@ -60,7 +60,8 @@ class _Fsq(CodecExtractor[CodecParams]):
         hop = self.granularity
         hops = num_samples // hop + 1
         waveforms_RP = F.pad(waveforms, (0, hop - waveforms.shape[1] % hop))
-        acoustic_RDF = dac.encode_rows(self._acoustic, waveforms_RP, hops * hop, _anti_aliased)
+        x_RCT = waveforms_RP[:, None]
+        acoustic_RDF, _ = dac.run(self._acoustic.children(), x_RCT, hops * hop, _anti_aliased)
         semantic_RDF = self._encode_semantic(waveforms_RP, hops * hop)
         frames = min(acoustic_RDF.shape[2], semantic_RDF.shape[2])
         both_RDF = torch.cat([semantic_RDF[..., :frames], acoustic_RDF[..., :frames]], dim=1)

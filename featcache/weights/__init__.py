@@ -5,13 +5,13 @@ allows it."""
 from featcache.weights.files import file_digest, find_file
 from featcache.weights.hub import locate
 from featcache.weights.models import (
+    WHOLE,
     Located,
     Part,
     digest,
     fold_weight_norm,
     load,
     load_module,
-    read_config,
     read_json,
     read_pickle,
     read_preprocessing,
@@ -21,6 +21,7 @@ from featcache.weights.models import (
 )
 
 __all__ = [
+    "WHOLE",
     "Located",
     "Part",
     "digest",
@@ -30,7 +31,6 @@ __all__ = [
     "load",
     "load_module",
     "locate",
-    "read_config",
     "read_json",
     "read_pickle",
     "read_preprocessing",

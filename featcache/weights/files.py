@@ -14,10 +14,10 @@ _IN_PACKAGE = re.compile(r"package:([\w.-]+)(==[\w.+!-]+)?/(.+)")
 _digests: dict[tuple[object, ...], str] = {}
 
 
-def find_file(weights: str) -> Path:
+def find_file(weights: str, sha256: str | None = None) -> Path:
     """Find a file of weights by its path, or as `package:NAME==VERSION/PATH` inside an
     installed package, which is not imported, and may be of another version. Raises
-    ConfigError if there is no such package or file."""
+    ConfigError if there is no such package or file, or if it has another SHA-256, in hex."""
     match = _IN_PACKAGE.fullmatch(weights)
     path = Path(weights)
     if match:
@@ -30,12 +30,14 @@ def find_file(weights: str) -> Path:
             raise weights_error(weights, f"{name} is not installed: {remedy}") from error
     if not path.is_file():
         raise weights_error(weights, f"there is no file {path}: name it by params.weights")
+    if sha256 not in (None, file_digest(path)):
+        what = f"its SHA-256 is {file_digest(path)}, and the config asks for {sha256}"
+        raise weights_error(path, f"{what}: it is another file, or another release of it")
     return path
 
 
-def file_digest(path: Path, expected: str | None = None) -> str:
-    """Return the SHA-256 of a file, in hex. Raises ConfigError if it cannot be read, or if
-    another hash is expected."""
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex. Raises ConfigError if it cannot be read."""
     key = file_identity(path)
     if key not in _digests:
         try:
@@ -43,8 +45,4 @@ def file_digest(path: Path, expected: str | None = None) -> str:
                 _digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise weights_error(path, f"cannot be read: {error.strerror or error}") from error
-    digest = _digests[key]
-    if expected is not None and digest != expected:
-        what = f"its SHA-256 is {digest}, and the config asks for {expected}"
-        raise weights_error(path, f"{what}: it is another file, or another release of it")
-    return digest
+    return _digests[key]

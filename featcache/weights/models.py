@@ -82,14 +82,17 @@ class Located:
 
 @dataclass(frozen=True)
 class Part:
-    """A model that is a part of the one in the folder."""
+    """A model that is a part of the one in the folder; by default, all of it."""
 
-    config: str
+    config: str = ""
     """The key of config.json under which the part's own config is."""
-    prefix: str
+    prefix: str = ""
     """What the names of the part's tensors begin with."""
-    unused: tuple[str, ...]
+    unused: tuple[str, ...] = ()
     """Modules of the class for which the part has no weights, since it never uses them."""
+
+
+WHOLE = Part()
 
 
 def weights_error(path: Path | str, what: str) -> ConfigError:
@@ -323,7 +326,7 @@ def _import_without_broken_torchaudio(module: str) -> None:
             del sys.modules["torchaudio"]
 
 
-def load(model_class: Any, located: Located, device: torch.device, part: Part | None = None) -> Any:
+def load(model_class: Any, located: Located, device: torch.device, part: Part = WHOLE) -> Any:
     """Build a transformers model from its weights, or from a part of them, complete or not
     at all.
 
@@ -332,16 +335,12 @@ def load(model_class: Any, located: Located, device: torch.device, part: Part | 
     that config.json names. Raises ConfigError if config.json or weights do not fit or are
     damaged, or the model brings its own code."""
     with _loading, _quiet_transformers():
-        tensors = state_dict(located)
-        if part is None:
-            config, resolved_class = _resolve(model_class, located)
-        else:
-            config, resolved_class = _config_of_part(model_class, located, part), model_class
-            tensors = {
-                name.removeprefix(part.prefix): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(part.prefix)
-            }
+        tensors = {
+            name.removeprefix(part.prefix): tensor
+            for name, tensor in state_dict(located).items()
+            if name.startswith(part.prefix)
+        }
+        config, resolved_class = _resolve(model_class, located, part)
         try:
             model, info = resolved_class.from_pretrained(
                 None,
@@ -405,20 +404,28 @@ def fold_weight_norm(model: nn.Module) -> None:
         torch.set_num_threads(threads)
 
 
-def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
+def _resolve(model_class: Any, located: Located, part: Part) -> tuple[Any, Any]:
+    """Return the config and the class of a model."""
     folder = located.folder
-    raw = read_config(located)
-    own_code = raw.get("auto_map") or {}
-    _require_trusted(own_code, folder)
+    settings: Any = read_config(located)
+    own_code = settings.get("auto_map") or {}
     is_auto = hasattr(model_class, "_model_mapping")
-    model_type = raw.get("model_type", "")
-    expected = model_type if is_auto else model_class.config_class.model_type
-    if model_type != expected:
-        what = f"holds a model of type {model_type!r}"
-        if not model_type:
-            what = "config.json names no model_type"
-        raise weights_error(folder, f"{what}, not {expected!r}")
+    if part.config:
+        settings = settings.get(part.config)
+        if not isinstance(settings, dict):
+            raise weights_error(folder, f"config.json has no mapping {part.config}")
+    else:
+        _require_trusted(own_code, folder)
+        model_type = settings.get("model_type", "")
+        expected = model_type if is_auto else model_class.config_class.model_type
+        if model_type != expected:
+            what = f"holds a model of type {model_type!r}"
+            if not model_type:
+                what = "config.json names no model_type"
+            raise weights_error(folder, f"{what}, not {expected!r}")
     try:
+        if part.config:
+            return model_class.config_class.from_dict(settings), model_class
         if not is_auto:
             config = model_class.config_class.from_pretrained(folder, local_files_only=True)
             return config, model_class
@@ -436,16 +443,6 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         raise weights_error(folder / "config.json", first_line(error)) from error
 
 
-def _config_of_part(model_class: Any, located: Located, part: Part) -> Any:
-    settings = read_config(located).get(part.config)
-    if not isinstance(settings, dict):
-        raise weights_error(located.folder, f"config.json has no mapping {part.config}")
-    try:
-        return model_class.config_class.from_dict(settings)
-    except Exception as error:  # config classes check their values, each in its own way
-        raise weights_error(located.folder / "config.json", first_line(error)) from error
-
-
 def _require_trusted(own_code: dict[str, Any], folder: Path) -> None:
     """Raise ConfigError for a model with its own code, unless it may run and is pinned."""
     if own_code and not remote_code_is_allowed():
@@ -457,18 +454,15 @@ def _require_trusted(own_code: dict[str, Any], folder: Path) -> None:
             raise weights_error(folder, what)
 
 
-def _require_complete(
-    info: dict[str, Any], located: Located, model_class: Any, part: Part | None
-) -> None:
+def _require_complete(info: dict[str, Any], located: Located, model_class: Any, part: Part) -> None:
     """Raise ConfigError if transformers drew weights at random."""
-    unused = part.unused if part else ()
     mismatched = [
         f"{name} {tuple(has)} for {tuple(needs)}" for name, has, needs in info["mismatched_keys"]
     ]
     missing = [
         name
         for name in info["missing_keys"]
-        if not _TRAINING_ONLY.search(name) and name.partition(".")[0] not in unused
+        if not _TRAINING_ONLY.search(name) and name.partition(".")[0] not in part.unused
     ]
     if mismatched:
         fault = f"wrong shapes: {listing(sorted(mismatched), 3)}"

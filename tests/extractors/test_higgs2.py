@@ -9,7 +9,7 @@ from codec_checks import CodecChecks, cut, xcodec_alone, xcodec_batched
 from transformers import HiggsAudioV2TokenizerConfig, HiggsAudioV2TokenizerModel
 
 from featcache.errors import ConfigError
-from featcache.extractors.higgs2 import Higgs2
+from featcache.extractors.xcodec import Higgs2
 
 MODEL, RATE, HOP = "higgs2", 24000, 960
 

@@ -206,6 +206,79 @@ def test_a_vector_whose_size_depends_on_the_clip_is_refused(window, tmp_path):
         build(document, window=window)
 
 
+def with_noise(form: str, folder) -> None:
+    """Save the model `convolution` of a waveform with noise, drawn in the graph, in an inner
+    graph, or in a function; or drawn for another output only."""
+    from onnx import load, save
+
+    path = small_onnx.convolution(folder)
+    model, helper = load(path), small_onnx.helper
+    draw = helper.make_node("RandomNormalLike", ["audio"], ["noise"], scale=1e-9)
+    if form == "seed":
+        draw.attribute.append(helper.make_attribute("seed", 1.0))
+    if form == "branch":
+        value = helper.make_tensor_value_info("drawn", small_onnx.TensorProto.FLOAT, None)
+        inner = helper.make_node("RandomNormalLike", ["audio"], ["drawn"], scale=1e-9)
+        branch = helper.make_graph([inner], "inner", [], [value])
+        draw = helper.make_node("If", ["flag"], ["noise"], then_branch=branch, else_branch=branch)
+        flag = small_onnx.numpy_helper.from_array(np.array(True), "flag")
+        model.graph.initializer.append(flag)
+    if form == "function":
+        inner = helper.make_node("RandomNormalLike", ["x"], ["y"], scale=1e-9)
+        opset = helper.make_opsetid("", 17)
+        model.functions.append(helper.make_function("own", "Noise", ["x"], ["y"], [inner], [opset]))
+        model.opset_import.append(helper.make_opsetid("own", 1))
+        draw = helper.make_node("Noise", ["audio"], ["noise"], domain="own")
+    model.graph.node.insert(0, draw)
+    if form == "unused":
+        shape = [1, "n"]
+        value = helper.make_tensor_value_info("noise", small_onnx.TensorProto.FLOAT, shape)
+        model.graph.output.append(value)
+    else:
+        model.graph.node.insert(1, helper.make_node("Add", ["audio", "noise"], ["noisy"]))
+        model.graph.node[2].input[0] = "noisy"
+    save(model, path)
+
+
+@pytest.mark.parametrize("form", ["plain", "seed", "branch", "function"])
+def test_an_output_of_random_numbers_is_refused_however_small_they_are(form, tmp_path):
+    """With a seed too: onnxruntime goes on drawing from one clip to the next."""
+    document = small_onnx.document("convolution", tmp_path)
+    with_noise(form, tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        build(document)
+    assert str(caught.value) == (
+        "config convolution: params.output: model.onnx computes frames with RandomNormalLike, which "
+        "draws other random numbers at each run: export the model without it"
+    )
+
+
+def test_random_numbers_for_an_output_that_is_not_taken_change_nothing(tmp_path):
+    document = small_onnx.document("convolution", tmp_path)
+    clip = make_clip(3, 16_000)
+    expected = extract(build(document), clip)
+    with_noise("unused", tmp_path)
+    np.testing.assert_array_equal(extract(build(document), clip), expected)
+
+
+def test_a_model_that_was_exported_for_training_is_refused(tmp_path):
+    """onnxruntime itself leaves out dropout before another layer."""
+    document = small_onnx.document("vector", tmp_path)
+    small_onnx.save(
+        tmp_path,
+        [
+            small_onnx.helper.make_node("MatMul", ["feats", "matrix"], ["values"]),
+            small_onnx.helper.make_node("ReduceMean", ["values"], ["mean"], axes=[1], keepdims=0),
+            small_onnx.helper.make_node("Dropout", ["mean", "ratio", "training"], ["embs"]),
+        ],
+        {"feats": (small_onnx.TensorProto.FLOAT, ["b", "s", 80])},
+        {"embs": (small_onnx.TensorProto.FLOAT, ["b", 16])},
+        {"matrix": small_onnx.MATRIX, "ratio": np.float32(0.5), "training": np.array(True)},
+    )
+    with pytest.raises(ConfigError, match="gives other values for the same waveform the second"):
+        build(document)
+
+
 def test_a_file_that_is_no_model_is_refused(tmp_path):
     document = small_onnx.document("vector", tmp_path)
     (tmp_path / "model.onnx").write_bytes(b"nothing")

@@ -8,7 +8,7 @@ from saved_models import edit_json
 from transformers import PocketTTSAudioTokenizerModel
 
 from featcache.errors import ConfigError
-from featcache.extractors.pocket_tts import PocketTTS
+from featcache.extractors.mimi import PocketTTS
 
 MODEL, RATE, HOP = "pocket_tts", 24000, 1920
 

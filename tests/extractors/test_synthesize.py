@@ -17,14 +17,12 @@ from featcache.extractors import Clip
 from featcache.extractors.dac import Dac
 from featcache.extractors.encodec import Encodec
 from featcache.extractors.griffin_lim import griffin_lim
-from featcache.extractors.higgs2 import Higgs2
-from featcache.extractors.mimi import Mimi
-from featcache.extractors.pocket_tts import PocketTTS
+from featcache.extractors.mimi import Mimi, PocketTTS
 from featcache.extractors.snac import Snac
 from featcache.extractors.speechtokenizer import SpeechTokenizer
 from featcache.extractors.vibevoice import VibeVoice
 from featcache.extractors.wavtokenizer import WavTokenizer
-from featcache.extractors.xcodec import Xcodec
+from featcache.extractors.xcodec import Higgs2, Xcodec
 from featcache.extractors.xcodec2 import NeuCodec, Xcodec2
 from featcache.media.look import synthesize
 from featcache.spec import MAIN
