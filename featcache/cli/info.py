@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 @options.flag(
     "--csv", "With --failures, for one version: print them as a CSV manifest, with reasons."
 )
-@options.as_json
 def info(path: Location, failures: bool, csv: bool) -> int:
     """Show what a cache holds. For each version: utterances, hours, bytes, config, library
     versions, failures.
@@ -356,7 +355,6 @@ _FIELDS = (
 
 @options.command()
 @version_or_corpus
-@options.as_json
 def ls(path: Location) -> int:
     """List the versions of a cache, a line each. A line shows how much the version holds, and
     the days (in UTC) of its first and latest run. Versions of the same name also show the

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 )
 @options.dry_run
 @options.yes
-@options.as_json
 def prune(
     path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, **reading: Any
 ) -> int:
@@ -123,7 +122,6 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
 )
 @options.dry_run
 @options.yes
-@options.as_json
 def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
     """Remove a version, or only a tag, which keeps all features.
 

@@ -73,7 +73,6 @@ _SOURCES = (
 @options.device("For --recompute: compute on cpu, cuda, cuda:1 …")
 @options.reading_threads
 @options.trust_remote_code
-@options.as_json
 def verify(
     path: Location,
     manifest: str | None,
@@ -273,7 +272,6 @@ def _print_counts(report: Report, path: str) -> None:
 @options.device()
 @options.extraction_threads
 @options.trust_remote_code
-@options.as_json
 def repair(
     path: Location, manifest: str, device: str | None, threads: int | None, **reading: Any
 ) -> int:
