@@ -61,8 +61,8 @@ def recompute(
     if the version's config cannot be built here."""
     built, result = built_again(version, device), Recomputed(len(positions))
     if built.extractor.needs_source:
-        what = "its features were imported, and cannot be made from audio"
-        raise ConfigError(f"{version.path}: {what}: leave --recompute out")
+        what = "its features were made from those of another version, and not from audio"
+        raise ConfigError(f"{version.path}: {what}: --recompute is not for this version")
     for position in positions:
         name, number = index.place(position)
         shard = version.shard(name)

@@ -19,6 +19,7 @@ from featcache.cli.common import note, printing
 from featcache.errors import (
     MOST_THREADS,
     ArgumentError,
+    FeatcacheError,
     StoreError,
     did_you_mean,
     listing,
@@ -189,7 +190,7 @@ def complete_ids(
     from featcache.version.index import load_index
     from featcache.version.selection import select_versions
 
-    with suppress(StoreError, OSError):
+    with suppress(FeatcacheError, OSError):
         version = select_versions(context.params["path"])[0]
         index = load_index(version, version.shard_names())
         if index is not None:

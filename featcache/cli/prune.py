@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, count_are, note, open_versions, say, say_json
+from featcache.cli.common import (
+    as_document,
+    count_are,
+    need_columns,
+    note,
+    open_versions,
+    say,
+    say_json,
+)
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.cli.progress import Shards
@@ -56,7 +64,6 @@ def prune(
     """
     from featcache.care.prune import ids_to_keep, plan_prune
     from featcache.care.prune import prune as prune_version
-    from featcache.version.selection import need_columns
 
     wanted = None
     if manifest:

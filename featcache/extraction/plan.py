@@ -221,13 +221,19 @@ def _check_new_versions(cache: Location, configs: Sequence[BuiltConfig], has_sou
     for built in configs:
         if not open_store(cache / built.folder_name).exists(MARK):
             name = built.config.name
-            if built.extractor.needs_source and not has_source:
-                what = "its features were imported, and cannot be made from audio"
-                raise ConfigError(f"{name}: {what}: give their version, --from CACHE/VERSION")
+            _refuse_audio(built, has_source)
             first = name_of.setdefault(built.fingerprint, name)
             if first != name:
                 what = f"{first} and {name} are one version, with the fingerprint"
                 raise ConfigError(f"{what} {built.fingerprint[:12]}: give one of them")
+
+
+def _refuse_audio(built: BuiltConfig, has_source: bool) -> None:
+    """Raise ConfigError if features can only be made from those of a version, and none is
+    given."""
+    if built.extractor.needs_source and not has_source:
+        what = "its features are made from those of another version, and not from audio"
+        raise ConfigError(f"{built.config.name}: {what}: name that version, --from CACHE/VERSION")
 
 
 def _rows_of_run(plan: ExtractionPlan, copies: Copies, label_files: str | None) -> _Rows:
@@ -283,6 +289,8 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     # If a shard is gone, an older item counts again, but it does not stand for the newer one.
     in_whole = slice(rows.first_row, rows.first_row + len(rows.manifest))
     status = replace(status, present=status.present & ~wanted.lacks(index)[in_whole])
+    if status.missing.any():
+        _refuse_audio(built, plan.source is not None)
     batching = None
     if info is None or status.missing.any() or options.batching is not None:
         info = built.info
