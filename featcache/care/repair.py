@@ -122,9 +122,7 @@ def repair(
         return repaired
 
 
-def _plan_shards(
-    version: Version, verified: Report
-) -> tuple[dict[str, list[int]], Strings | None]:
+def _plan_shards(version: Version, verified: Report) -> tuple[dict[str, list[int]], Strings | None]:
     """Return the rising numbers of the sound items of each damaged shard. Returns also the
     ids of the other current items, to extract again; None if those of a shard are not known."""
     damaged = verified.damaged_shards

@@ -279,10 +279,10 @@ class Display(Line):
             threading.Thread(target=self._tick, name=PROGRESS_THREAD, daemon=True).start()
         return self
 
-    def __exit__(self, error: object, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
-        super().__exit__()
-        if error is None and self._kind == "json":
+        super().__exit__(*error)
+        if error[0] is None and self._kind == "json":
             from featcache.extraction.jobs import Progress
 
             with self._showing:

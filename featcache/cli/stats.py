@@ -73,8 +73,6 @@ def stats(
     from featcache.stats import Usage, moments, usage
     from featcache.version.corpus import read_parts
 
-    if by is not None and manifest is None:
-        raise ArgumentError("--by names a column of the manifest: give --manifest too")
     if output is not None:
         options.refuse_output(output, force)
     opened, lacking = open_cache(path)

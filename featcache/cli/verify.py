@@ -114,9 +114,11 @@ def verify(
     files = SourceCheck(sources == "content", root)
     if manifest:
         wanted = options.read_manifest(manifest, chosen, carry=need_columns(path))
-        again = shlex.quote(manifest)
-        if root is not None:
-            again += f" --root {shlex.quote(str(root))}"
+        given = [manifest]
+        for name in ("root", "format"):
+            if chosen[name] is not None:
+                given += [f"--{name}", str(chosen[name])]
+        again = shlex.join(given)
     checking: dict[str, Any] = {"data": data, "values": all_values, "manifest": wanted}
     checking["threads"] = threads
     passes = 2 if sources else 1

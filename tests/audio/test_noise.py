@@ -305,7 +305,8 @@ def test_another_manifest_may_be_set_in_a_config_that_has_noise(noises, tmp_path
     manifest = {"augment.noise.manifest": str(tmp_path / "fewer.csv")}
     assert load_config(config, manifest) == other != config
     assert (
-        load_config(recorded_config(config.resolved()), manifest).fingerprint() == other.fingerprint()
+        load_config(recorded_config(config.resolved()), manifest).fingerprint()
+        == other.fingerprint()
     )
     with pytest.raises(ConfigError, match="the noise has changed"):
         load_config(config, {**manifest, "augment.noise.content": config.augment.noise.content})

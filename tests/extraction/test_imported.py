@@ -398,6 +398,8 @@ def test_units_are_made_from_the_version_and_never_from_files_or_audio(cli, tmp_
     (shard,) = cache.glob("u-*/shards/????????????????")
     flip(shard / "features/c/0/0", 0)
     manifest = ("--manifest", source, "--format", "features")
+    told = cli("verify", f"{cache}/u", *manifest).with_code(1).err
+    assert f"--manifest {source} --format features\n" in told
     repaired = cli.refused("repair", f"{cache}/u", *manifest, code=1)
     assert "Nothing has been removed" in repaired
     assert "extract again with --from CACHE/VERSION" in repaired
@@ -417,10 +419,11 @@ def test_recompute_goes_on_after_a_version_that_it_cannot_extract_again(cli, pla
     options = ("--format", "features", "-c", config, "--from", cache / "first")
     cli("extract", source, *options, "-o", cache).with_code(0)
     cli("extract", plain.manifest(), "-c", "fbank80", "-o", cache).with_code(0)
-    import_into(cli, cache, source, name="third").with_code(0)
+    import_into(cli, cache, source, name="third", rate=50).with_code(0)
     done = cli("verify", cache, "--recompute", "9").with_code(2)
     (line,) = done.err.splitlines()
-    assert "second-" in line and line.endswith("--recompute is not for this version")
+    assert "second-" in line
+    assert line.endswith("--recompute is not for this version")
     assert done.out.count("no damage found") == 4
     assert done.out.count("extracted 3 again: 3 bit-identical") == 2
     told = cli("verify", cache, "--recompute", "1", "--json").with_code(2).json()
