@@ -47,7 +47,7 @@ from featcache.extractors.base import BATCHINGS, declared_batchings
 from featcache.manifest.copies import expand
 from featcache.manifest.label_files import template_of
 from featcache.manifest.segments import Utterance
-from featcache.manifest.utterances import Manifest
+from featcache.manifest.utterances import Manifest, rows_at_even_steps
 from featcache.spec import FeatureSpec
 from featcache.version.records import library_versions
 
@@ -277,8 +277,8 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
             each_at_once(lambda row: _seconds(manifest, manifest[row]), rows.tolist())
         )
     order = rows[np.argsort(seconds, kind="stable")]
-    steps = np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)
-    return [manifest[row] for row in order[np.unique(steps)].tolist()]
+    steps = rows_at_even_steps(len(order), count)
+    return [manifest[row] for row in order[steps].tolist()]
 
 
 def _seconds(manifest: Manifest, utterance: Utterance) -> float:

@@ -60,7 +60,7 @@ def recompute(
     """Extract the items at `positions` of the index again, one by one. Raises ConfigError
     if the version's config cannot be built here."""
     built, result = built_again(version, device), Recomputed(len(positions))
-    built.require_audio(version.path, "leave --recompute out")
+    built.require_audio(version.path, "--recompute is not for this version")
     for position in positions:
         name, number = index.place(position)
         shard = version.shard(name)

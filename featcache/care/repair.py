@@ -4,7 +4,7 @@ removes the damaged shards, and extracts what is then missing."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,14 +65,6 @@ class Repaired:
     records: int = 0
 
 
-@dataclass(frozen=True)
-class _Plan:
-    kept: Sequence[int]
-    """The rising numbers of its sound items."""
-    again: Strings | None
-    """The ids of its other items, to extract again; None if they are not known."""
-
-
 def repair(
     path: Location, manifest: Manifest, options: Options, stop: threading.Event | None = None
 ) -> Repaired:
@@ -92,24 +84,27 @@ def repair(
         version.store.sweep()
         threads = options.threads or 1
         verified = verify(version, values=True, threads=threads, manifest=manifest, stop=stop)
-        plans = {} if stop.is_set() else _plan_shards(version, verified)
-        again, built = _ids_again(plans), None
+        kept: dict[str, list[int]] = {}
+        again: Strings | None = Strings.of([])
+        built = None
+        if not stop.is_set():
+            kept, again = _plan_shards(version, verified)
         if again is None or len(again):
             built = _build(version, options)
         if again is not None and built is not None:
             _refuse_loss(version, manifest, again, verified.damaged_shards)
         copies = []
-        for name, plan in plans.items():
-            if plan.kept and not stop.is_set():
-                copies.append(rewrite(version, version.shard(name), plan.kept))
+        for name, numbers in kept.items():
+            if numbers and not stop.is_set():
+                copies.append(rewrite(version, version.shard(name), numbers))
         if stop.is_set():
             repaired.interrupted = True
             return repaired
         # a shard that was written again is sound now
-        for name in sorted(plans.keys() - copies):
+        for name in sorted(kept.keys() - copies):
             repaired.aside |= _take_away(version, name)
         repaired.removed = verified.damaged_shards
-        repaired.kept = sum(len(plan.kept) for plan in plans.values())
+        repaired.kept = sum(map(len, kept.values()))
         if again is not None:
             missing = [problem for problem in verified.problems if problem.kind == "missing"]
             repaired.missing = sum(problem.shard is None for problem in missing)
@@ -127,42 +122,36 @@ def repair(
         return repaired
 
 
-def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
+def _plan_shards(version: Version, verified: Report) -> tuple[dict[str, list[int]], Strings | None]:
+    """Return the rising numbers of the sound items of each damaged shard. Returns also the
+    ids of the other current items, to extract again; None if those of a shard are not known."""
     damaged = verified.damaged_shards
     faults = [problem for problem in verified.problems if problem.kind != "missing"]
     faulty = {(fault.shard, fault.id) for fault in faults}
     index = load_index(version, version.shard_names()) if damaged else None
-    plans = {}
+    kept: dict[str, list[int]] = {}
+    again: list[Strings | None] = []
     for name in damaged:
-        current, sound = None, list[int]()
+        current, kept[name] = None, []
         if index is not None:
             current = index.ids.take(np.arange(*index.span(index.shards.index(name))))
         try:
             shard = version.shard(name)
             shard.check_table()
         except DamagedError:
-            plans[name] = _Plan([], current)
+            again.append(current)
             continue
         ids = shard.table.ids
         sides = [path for path in shard.info.files if path.startswith("side_")]
         if not any(map(shard.file_fault, sides)):
             numbers = [number for number, id_ in enumerate(ids) if (name, id_) not in faulty]
-            sound = [number for number, _ in shard.sound_items(numbers)]
-        others = ids.take(np.setdiff1d(np.arange(len(ids)), sound))
+            kept[name] = [number for number, _ in shard.sound_items(numbers)]
+        others = ids.take(np.setdiff1d(np.arange(len(ids)), kept[name]))
         if current is not None:  # older items need not be extracted
             others = others.take(np.flatnonzero(np.isin(others.hashes(), current.hashes())))
-        plans[name] = _Plan(sound, others)
-    return plans
-
-
-def _ids_again(plans: Mapping[str, _Plan]) -> Strings | None:
-    """Return the ids to extract again; None if those of a shard are not known."""
-    parts = []
-    for plan in plans.values():
-        if plan.again is None:
-            return None
-        parts.append(plan.again)
-    return Strings.concatenate(parts)
+        again.append(others)
+    known = [ids for ids in again if ids is not None]
+    return kept, Strings.concatenate(known) if len(known) == len(again) else None
 
 
 def _build(version: Version, options: Options) -> BuiltConfig:
@@ -175,7 +164,7 @@ def _build(version: Version, options: Options) -> BuiltConfig:
             f"weights. Nothing has been removed: use its featcache ({maker}), or extract "
             "a new version"
         )
-    remedy = "`featcache rm` it, and extract it again with --from"
+    remedy = "`featcache rm` it, and extract it again with --from CACHE/VERSION"
     built.require_audio(version.path, f"nothing has been removed: {remedy}")
     return built
 

@@ -58,7 +58,7 @@ _FILES_OF_COMMANDS = {
     "probe": "configs",
     "configs": "configs",
     "fit-kmeans": "stats",
-    "vad": "vad",
+    "vad": "stats",
 }
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}

@@ -7,12 +7,20 @@ import json
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache.errors import FeatcacheError, counted, real_time, without_secrets
+from featcache.errors import (
+    DamagedError,
+    FeatcacheError,
+    StoreError,
+    counted,
+    real_time,
+    without_secrets,
+)
 
 if TYPE_CHECKING:
     from featcache.care.report import Problem
@@ -115,6 +123,33 @@ def open_versions(path: Location) -> Iterator[Version]:
     from featcache.version.version import Version
 
     return map(Version.open, version_folders(path))
+
+
+def open_each(path: Location, tag: str | None) -> Iterator[tuple[Location, Version | DamagedError]]:
+    """Open one version after the other, of a cache or alone, or those with a tag as they
+    were then. Yields the folder of each, and the error instead of a damaged version."""
+    from featcache.version.selection import select_versions, version_folders
+    from featcache.version.version import Version
+
+    if tag is not None:
+        for version in select_versions(path, tag=tag):
+            yield version.path, version
+        return
+    for folder in version_folders(path):
+        try:
+            yield folder, Version.open(folder)
+        except DamagedError as error:
+            yield folder, error
+
+
+def need_columns(path: Location) -> bool:
+    """Tell whether a version at `path` finds its label files by columns of the manifest."""
+    from featcache.manifest.label_files import needs_columns
+    from featcache.version.selection import select_versions
+
+    with suppress(StoreError):  # whoever opens them reports it
+        return any(needs_columns(version.info.config) for version in select_versions(path))
+    return False
 
 
 def open_cache(path: Location) -> tuple[Cache, list[str]]:

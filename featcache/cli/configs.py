@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from featcache.care.probe import Measured, Probe
 
 
-@options.command()
+@options.command(prints_json=False)
 @click.argument("name", required=False)
 @click.option(
     "--from",
@@ -93,7 +93,6 @@ _NEAR = 16
     32,
 )
 @options.trust_remote_code
-@options.as_json
 def probe(
     config: str, manifest: str, cache: Location | None, utterances: int, **reading: Any
 ) -> None:

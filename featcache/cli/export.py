@@ -40,7 +40,6 @@ _SHOWN = 5
 @options.manifest(help="Export only the utterances of this manifest, and its columns.")
 @options.manifest_format
 @options.force
-@options.as_json
 def export(
     path: Location, kind: str, output: Path, manifest: str | None, force: bool, **reading: Any
 ) -> int:

@@ -123,7 +123,6 @@ _DISPLAY = (
     help=_DISPLAY,
 )
 @options.flag("-q --quiet", "Print only errors, and the JSON of --json and --progress json.")
-@options.as_json
 def extract(
     manifests: tuple[str, ...],
     configs: tuple[str, ...],

@@ -47,12 +47,7 @@ _RATE = 16000
     metavar="TEXT",
     help="The meaning of a value, for readers: log mel energy (natural log).",
 )
-@click.option(
-    "--codebook-size",
-    type=options.WholeNumber(1),
-    metavar="N",
-    help="For codes only: the number of codewords of each codebook.",
-)
+@options.number("--codebook-size", "For codes only: the number of codewords of each codebook.")
 @click.option(
     "--sample-rate",
     type=options.WholeNumber(1),
@@ -60,17 +55,16 @@ _RATE = 16000
     help="The sample rate of the audio.  [default: Lhotse's, otherwise 16000]",
 )
 @options.root()
-@options.threads(help="Threads to use.  [default: every core, at most 8]")
+@options.reading_threads
 @options.flag("--check-sources", "Import utterances again whose file has changed.")
 @options.flag("--dry-run", "Print what would be imported, and import nothing.")
-@options.as_json
 def import_(
     source: str,
     cache: Location,
     name: str,
     sample_rate: int | None,
     root: Any,
-    threads: int | None,
+    threads: int,
     check_sources: bool,
     dry_run: bool,
     **described: Any,

@@ -20,6 +20,7 @@ from featcache.cli.common import (
     complain,
     describe_fastest,
     note,
+    open_each,
     printing,
     say,
     say_json,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 @options.flag(
     "--csv", "With --failures, for one version: print them as a CSV manifest, with reasons."
 )
-@options.as_json
 def info(path: Location, failures: bool, csv: bool) -> int:
     """Show what a cache holds. For each version: utterances, hours, bytes, config, library
     versions, failures.
@@ -87,18 +87,11 @@ def describe_versions(
 ) -> tuple[list[Document], bool]:
     """Describe each version of a cache, or those with a tag as they were then; without
     `on_disk` in less time. Returns also whether a version is damaged and left out."""
-    from featcache.version.selection import select_versions, version_folders
-    from featcache.version.tags import at_tag
-    from featcache.version.version import Version
-
     documents, is_damaged = [], False
-    if tag is None:
-        folders = version_folders(path)
-    else:
-        folders = [version.path for version in select_versions(path, tag=tag)]
-    for folder in folders:
+    for _, version in open_each(path, tag):
         try:
-            version = at_tag(Version.open(folder), tag)
+            if isinstance(version, DamagedError):
+                raise version
             documents.append(version.reading(partial(_describe, version, on_disk)))
         except DamagedError as error:
             complain(error)
@@ -356,7 +349,6 @@ _FIELDS = (
 
 @options.command()
 @version_or_corpus
-@options.as_json
 def ls(path: Location) -> int:
     """List the versions of a cache, a line each. A line shows how much the version holds, and
     the days (in UTC) of its first and latest run. Versions of the same name also show the

@@ -25,12 +25,6 @@ _THREADS_PER_CORE = 4
 """Threads that read headers mostly wait for the disk."""
 
 
-def _columns(
-    context: click.Context, parameter: click.Parameter, settings: tuple[str, ...]
-) -> dict[str, str]:
-    return options.pairs("--column", "mos=features/dnsmos", settings)
-
-
 @options.command()
 @click.option(
     "--to",
@@ -42,14 +36,13 @@ def _columns(
     metavar="EXPRESSION",
     help="Write only the rows for which this is true: 'duration < 20 and lang == \"en\"'.",
 )
-@click.option(
+@options.pairs(
     "--column",
     "columns",
-    multiple=True,
-    callback=_columns,
-    metavar="NAME=VERSION",
-    help="Add a column for --where: mos=features/dnsmos. The version must have one value or "
+    "mos=features/dnsmos",
+    "Add a column for --where: mos=features/dnsmos. The version must have one value or "
     "vector for each utterance.",
+    metavar="NAME=VERSION",
 )
 @options.manifest_argument
 @options.output_file(
@@ -61,7 +54,6 @@ def _columns(
     help="Threads that read headers of audio files.  [default: 4 for each core, at most 32]"
 )
 @options.force
-@options.as_json
 def manifest(
     manifest: str,
     output: Path,

@@ -19,6 +19,7 @@ from featcache.cli.common import note, printing
 from featcache.errors import (
     MOST_THREADS,
     ArgumentError,
+    FeatcacheError,
     StoreError,
     did_you_mean,
     listing,
@@ -34,7 +35,20 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 class _Command(click.Command):
     """A command that refuses an option that is given twice: click would take the last. Its
-    paths are relative to a folder, which may have been removed."""
+    paths are relative to a folder, which may have been removed. With its option `--json`,
+    `say_json` prints, and `say` does not."""
+
+    def __init__(self, *args: Any, prints_json: bool = True, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if prints_json:
+            as_json = click.Option(
+                ["--json", "as_json"],
+                is_flag=True,
+                expose_value=False,
+                callback=_set_json,
+                help="Print the result as one JSON document.",
+            )
+            self.params.append(as_json)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
@@ -176,7 +190,7 @@ def complete_ids(
     from featcache.version.index import load_index
     from featcache.version.selection import select_versions
 
-    with suppress(StoreError, OSError):
+    with suppress(FeatcacheError, OSError):
         version = select_versions(context.params["path"])[0]
         index = load_index(version, version.shard_names())
         if index is not None:
@@ -267,9 +281,7 @@ def manifest_format(command: Callable[..., Any], setting: str = _OF_MANIFEST) ->
     for add in (
         flag("--allow-queries", _QUERIES),
         flag("--allow-commands", _COMMANDS),
-        click.option(
-            "--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=setting
-        ),
+        pairs("--set", "values", "data_root=/corpora/librispeech", setting),
         click.option("--format", metavar="NAME", help=_FORMATS),
     ):
         command = add(command)
@@ -299,24 +311,25 @@ def take_keys(reading: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def _values(
-    context: click.Context, parameter: click.Parameter, settings: tuple[str, ...]
-) -> dict[str, str]:
-    return pairs("--set", "data_root=/corpora/librispeech", settings)
+def pairs(
+    option: str, name: str, example: str, meaning: str, metavar: str = "NAME=VALUE"
+) -> Decorator:
+    """Make an option that sets values by names, as the `example`, and may be repeated."""
 
+    def read(
+        context: click.Context, parameter: click.Parameter, settings: tuple[str, ...]
+    ) -> dict[str, str]:
+        values: dict[str, str] = {}
+        for setting in settings:
+            key, equals, text = setting.partition("=")
+            if not (key and equals):
+                raise ArgumentError(f"{option}: {setting!r} is not NAME=VALUE, as {example}")
+            if key in values:
+                raise ArgumentError(f"{option} {key}: it is given twice")
+            values[key] = text
+        return values
 
-def pairs(option: str, example: str, settings: Iterable[str]) -> dict[str, str]:
-    """Read settings of `NAME=VALUE`, such as the `example`. Raises ArgumentError, which names
-    the option."""
-    values: dict[str, str] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not (name and equals):
-            raise ArgumentError(f"{option}: {setting!r} is not NAME=VALUE, as {example}")
-        if name in values:
-            raise ArgumentError(f"{option} {name}: it is given twice")
-        values[name] = value
-    return values
+    return click.option(option, name, multiple=True, callback=read, metavar=metavar, help=meaning)
 
 
 _FORMATS = (
@@ -348,15 +361,6 @@ reading_threads = threads(
 
 def _set_json(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     printing.as_json = value
-
-
-as_json = flag(
-    "--json as_json",
-    "Print the result as one JSON document.",
-    expose_value=False,
-    callback=_set_json,
-)
-"""With this option, `say_json` prints, and `say` does not."""
 
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:

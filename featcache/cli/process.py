@@ -73,14 +73,8 @@ def stdout_for_results() -> Iterator[None]:
         return
     stream.flush()
     copy = os.dup(1)
-    results = io.BufferedWriter(io.FileIO(copy, "w", closefd=False))
-    sys.stdout = io.TextIOWrapper(
-        results,
-        stream.encoding,
-        stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+    buffering = 1 if stream.line_buffering or stream.write_through else -1
+    sys.stdout = open(copy, "w", buffering, stream.encoding, stream.errors, closefd=False)  # noqa: SIM115
     os.dup2(2, 1)
     try:
         yield

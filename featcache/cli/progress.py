@@ -7,9 +7,8 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Never, Self
 
@@ -48,12 +47,19 @@ _STAGES = {
 
 class Line:
     """A line of progress: a bar and some words on a terminal, or lines of words at intervals.
-    Nothing is shown of a total of 0; a total of None is unknown."""
+    Nothing is shown of a total of 0; a total of None is unknown. Use it as a context
+    manager."""
 
-    def __init__(self, total: float | None) -> None:
+    def __init__(self, total: float | None, is_shown: bool = True) -> None:
         self._total = total
+        self._done = 0.0
+        self._started = self._next = monotonic()
         self._bar: tqdm[Never] | None = None
-        if total != 0 and terminal_columns():
+        if not is_shown or total == 0:
+            self._next = math.inf
+        elif not terminal_columns():
+            self._next += _FIRST_SECONDS
+        else:
             from tqdm import tqdm
 
             form = "{desc}" if total is None else "{percentage:3.0f}%|{bar}| {desc}"
@@ -66,23 +72,22 @@ class Line:
                 leave=False,
                 file=sys.stderr,
             )
-        self._next = monotonic()
-        if self._bar is None:
-            self._next += _FIRST_SECONDS
-        if total == 0:
-            self._next = math.inf
 
-    def show(self, done: float, parts: Callable[[], Sequence[str]]) -> None:
-        """Show how much is done, at intervals, with the first parts of a text for which a
-        terminal has room. This may be called for each of many things."""
+    def _parts(self) -> Sequence[str]:
+        """Return the text, of which a terminal shows the first parts for which it has room."""
+        raise NotImplementedError
+
+    def show(self, done: float) -> None:
+        """Show how much is done, at intervals. This may be called for each of many things."""
+        self._done = done
         if monotonic() < self._next:
             return
         if self._bar is None:
             self._next = monotonic() + _LINE_SECONDS
-            note(", ".join(parts()))
+            note(", ".join(self._parts()))
         else:
             self._next = monotonic() + _BAR_SECONDS
-            text, *others = parts()
+            text, *others = self._parts()
             room = terminal_columns() - _BAR_COLUMNS
             for part in others:
                 if len(text) + len(part) + 2 <= room:
@@ -90,48 +95,44 @@ class Line:
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(min(done, self._total or math.inf) - self._bar.n)
 
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.close()
+    def _speed(self, amount: float) -> float:
+        """Return an amount per second since the beginning."""
+        return amount / (monotonic() - self._started or math.inf)
 
+    def _time_left(self, total: float) -> str:
+        """Return the time that the rest will take, at the speed so far: `00:37 left`."""
+        from tqdm import tqdm
 
-def time_left(done: float, total: float, elapsed: float) -> str:
-    """Return the time that the rest will take, at the speed so far: `00:37 left`."""
-    from tqdm import tqdm
-
-    if not 0 < done <= total:
-        return "…"
-    return f"{tqdm.format_interval((total - done) / done * elapsed)} left"
-
-
-class Steps:
-    """The progress of counted things, such as shards; use it as a context manager."""
-
-    def __init__(self, total: int | None, things: str) -> None:
-        self._total, self._things = total, things
-        self._done = 0.0
-        self._started = monotonic()
-        self._line = Line(total)
-
-    def update(self, count: float = 1) -> None:
-        """Show that so many more are done. One thread may call this at a time."""
-        self._done += count
-        self._line.show(self._done, self._parts)
-
-    def _parts(self) -> list[str]:
+        if not 0 < self._done <= total:
+            return "…"
         elapsed = monotonic() - self._started
-        speed = f"{self._done / (elapsed or math.inf):,.1f} {self._things}/s"
-        if self._total is None:
-            return [f"{int(self._done):,} {self._things}", speed]
-        amount = f"{int(self._done):,} of {self._total:,} {self._things}"
-        return [amount, time_left(self._done, self._total, elapsed), speed]
+        return f"{tqdm.format_interval((total - self._done) / self._done * elapsed)} left"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._line.close()
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Steps(Line):
+    """The progress of counted things, such as shards."""
+
+    def __init__(self, total: int | None, things: str) -> None:
+        super().__init__(total)
+        self._things = things
+
+    def update(self, count: float = 1) -> None:
+        """Show that so many more are done. One thread may call this at a time."""
+        self.show(self._done + count)
+
+    def _parts(self) -> list[str]:
+        speed = f"{self._speed(self._done):,.1f} {self._things}/s"
+        if self._total is None:
+            return [f"{int(self._done):,} {self._things}", speed]
+        amount = f"{int(self._done):,} of {self._total:,} {self._things}"
+        return [amount, self._time_left(self._total), speed]
 
 
 class Shards(Steps):
@@ -151,8 +152,8 @@ class Shards(Steps):
 
     def _parts(self) -> list[str]:
         amount, left, _ = super()._parts()
-        speed = self._seconds / (monotonic() - self._started or math.inf)
-        parts = [amount, left, f"{self._damaged:,} damaged", real_time(speed)]
+        speed = real_time(self._speed(self._seconds))
+        parts = [amount, left, f"{self._damaged:,} damaged", speed]
         return [*parts, hours(self._seconds), counted(self._utterances, "utterance")]
 
 
@@ -163,8 +164,8 @@ def _tried(progress: Progress) -> int:
     return max((version.extracted + version.failed for version in counts), default=0)
 
 
-class Display:
-    """Shows progress as a bar, lines or JSON; use it as a context manager.
+class Display(Line):
+    """Shows the progress of a run as a bar, lines or JSON.
 
     Args:
         kind: `bar` (without a terminal, lines at intervals), `json` or `none`.
@@ -173,16 +174,15 @@ class Display:
     def __init__(self, plan: ExtractionPlan, kind: str = "bar") -> None:
         from featcache.extraction.jobs import Progress
 
-        self._plan, self._total = plan, plan.seconds_to_decode
+        self._plan, self._seconds_in_all = plan, plan.seconds_to_decode
+        super().__init__(self._seconds_in_all, kind == "bar")
         self._kind = kind
-        self._line = Line(self._total if kind == "bar" else 0)
-        self._started = monotonic()
         self._next_document = self._started + _JSON_SECONDS
         self._latest = Progress()
         self._printed = Progress()
         """The progress as of the last line of JSON."""
-        self._done = (0.0, 0)
-        self._done_at, self._patience = self._started, _PATIENCE_SECONDS
+        self._finished = (0.0, 0)
+        self._finished_at, self._patience = self._started, _PATIENCE_SECONDS
         self._showing = threading.Lock()
         self._ended = threading.Event()
 
@@ -190,38 +190,33 @@ class Display:
         """Show the progress, or the latest again."""
         with self._showing:
             progress = self._latest = progress or self._latest
-            now = monotonic()
-            if self._kind == "bar":
-                self._line.show(progress.computed_seconds, partial(self._parts, progress, now))
-            elif self._kind == "json" and now >= self._next_document:
-                self._next_document = now + _JSON_SECONDS
-                self._print_document(progress, self._printed, now)
+            self.show(progress.computed_seconds)
+            if self._kind == "json" and monotonic() >= self._next_document:
+                self._next_document = monotonic() + _JSON_SECONDS
+                self._print_document(self._printed)
                 self._printed = progress
 
-    def _parts(self, progress: Progress, now: float) -> list[str]:
-        done = progress.computed_seconds
-        left = time_left(done, self._total, now - self._started)
-        parts = [f"{hours(done)} of {hours(self._total)}", left]
-        parts.append(f"{sum(progress.failures.values()):,} failed")
-        parts.append(real_time(self._speed(done, now)))
+    def _parts(self) -> list[str]:
+        progress = self._latest
+        parts = [
+            f"{hours(self._done)} of {hours(self._seconds_in_all)}",
+            self._time_left(self._seconds_in_all),
+            f"{sum(progress.failures.values()):,} failed",
+            real_time(self._speed(self._done)),
+        ]
         if any(progress.stages.values()):
             slowest = max(progress.stages, key=progress.stages.__getitem__)
             parts.append(f"most time: {_STAGES[slowest]}")
         return [*parts, counted(_tried(progress), "utterance")]
 
-    def _speed(self, done: float, now: float) -> float:
-        return done / (now - self._started or math.inf)
-
-    def _print_document(
-        self, progress: Progress, before: Progress, now: float, is_end: bool = False
-    ) -> None:
+    def _print_document(self, before: Progress, is_end: bool = False) -> None:
         """Print the line of `--progress json`, with shares and speeds of stages since the
         progress `before`."""
-        done = progress.computed_seconds
-        speed = self._speed(done, now)
+        progress = self._latest
+        done, speed = progress.computed_seconds, self._speed(progress.computed_seconds)
         seconds_left = None
         if speed:
-            seconds_left = round(max(0.0, self._total - done) / speed)
+            seconds_left = round(max(0.0, self._seconds_in_all - done) / speed)
         spent = {
             stage: seconds - before.stages.get(stage, 0.0)
             for stage, seconds in progress.stages.items()
@@ -233,9 +228,9 @@ class Display:
         document = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "is_end": is_end,
-            "elapsed_seconds": round(now - self._started, 1),
+            "elapsed_seconds": round(monotonic() - self._started, 1),
             "audio_seconds": round(done, 1),
-            "audio_seconds_in_all": round(self._total, 1),
+            "audio_seconds_in_all": round(self._seconds_in_all, 1),
             "times_real_time": round(speed, 1),
             "seconds_left": seconds_left,
             "utterances": _tried(progress),
@@ -260,10 +255,10 @@ class Display:
     def _note_hang(self) -> None:
         """Name the utterances in progress, if none was finished for long; the next time
         after twice as long."""
-        now, done = monotonic(), (self._latest.computed_seconds, _tried(self._latest))
-        if done != self._done:
-            self._done, self._done_at = done, now
-        elif now - self._done_at >= self._patience:
+        now, finished = monotonic(), (self._latest.computed_seconds, _tried(self._latest))
+        if finished != self._finished:
+            self._finished, self._finished_at = finished, now
+        elif now - self._finished_at >= self._patience:
             from featcache.storage.opening import open_store
             from featcache.version.in_flight import in_progress
 
@@ -273,22 +268,22 @@ class Display:
                 for id_ in in_progress(open_store(version.path))
             )
             if ids:
-                what = f"no utterance was finished for {now - self._done_at:.0f} s: in progress"
+                what = f"no utterance was finished for {now - self._finished_at:.0f} s: in progress"
                 note(f"{what}: {listing(ids)}")
             self._patience *= 2
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         from featcache.extraction.jobs import PROGRESS_THREAD
 
         if self._kind != "none":
             threading.Thread(target=self._tick, name=PROGRESS_THREAD, daemon=True).start()
         return self
 
-    def __exit__(self, error: object, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
-        self._line.close()
-        if error is None and self._kind == "json":
+        super().__exit__(*error)
+        if error[0] is None and self._kind == "json":
             from featcache.extraction.jobs import Progress
 
             with self._showing:
-                self._print_document(self._latest, Progress(), monotonic(), is_end=True)
+                self._print_document(Progress(), is_end=True)

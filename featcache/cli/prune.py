@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, count_are, note, open_versions, say, say_json
+from featcache.cli.common import (
+    as_document,
+    count_are,
+    need_columns,
+    note,
+    open_versions,
+    say,
+    say_json,
+)
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.cli.progress import Shards
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
 )
 @options.dry_run
 @options.yes
-@options.as_json
 def prune(
     path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, **reading: Any
 ) -> int:
@@ -57,7 +64,6 @@ def prune(
     """
     from featcache.care.prune import ids_to_keep, plan_prune
     from featcache.care.prune import prune as prune_version
-    from featcache.version.selection import need_columns
 
     wanted = None
     if manifest:
@@ -123,7 +129,6 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
 )
 @options.dry_run
 @options.yes
-@options.as_json
 def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
     """Remove a version, or only a tag, which keeps all features.
 

@@ -43,7 +43,6 @@ _JOINED = ("failures", "unfinished")
 @options.output_file(help="The page to write, .html.  [default: report.html]")
 @options.force
 @options.reading_threads
-@options.as_json
 def report(
     path: Location,
     against: Location | None,

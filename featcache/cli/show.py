@@ -53,7 +53,6 @@ Described = TypeVar("Described")
     "spectrograms with Griffin-Lim.",
 )
 @options.force
-@options.as_json
 def show(path: Location, utterance: str, plot: Path | None, wav: Path | None, force: bool) -> None:
     """Show one utterance: its place, its source, its values. A picture of the values follows,
     in colours on a terminal, otherwise made of characters.
@@ -251,7 +250,6 @@ def _summary(array: NDArray[Any]) -> Document:
 @options.retry_failed
 @options.check_sources
 @options.trust_remote_code
-@options.as_json
 def why(
     path: Location, manifest: str | None, config: str, utterance: str | None, **chosen: Any
 ) -> None:
@@ -407,7 +405,6 @@ def _print_plan(plan: Document, causes: list[Cause]) -> None:
     "Also compare the values of N random utterances that both made from the same rows.",
     0,
 )
-@options.as_json
 def diff(first: Location, second: Location, values: int) -> None:
     """Compare two versions: configs, utterances, values. The exit code is 0 even if they differ.
 

@@ -1,8 +1,10 @@
 """`featcache stats`: mean and variance of features, and how codes are used; `featcache
-fit-kmeans`: centroids."""
+fit-kmeans`: centroids; `featcache vad`: a manifest of the segments of speech."""
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from featcache.cli.common import (
     say_json,
 )
 from featcache.cli.progress import Steps
-from featcache.errors import ArgumentError, counted
+from featcache.errors import ArgumentError, FeatcacheError, counted, hours, percent
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
@@ -45,7 +47,6 @@ _SHOWN_VALUES = 8
 )
 @options.force
 @options.reading_threads
-@options.as_json
 def stats(
     path: Location,
     manifest: str | None,
@@ -72,8 +73,6 @@ def stats(
     from featcache.stats import Usage, moments, usage
     from featcache.version.corpus import read_parts
 
-    if by is not None and manifest is None:
-        raise ArgumentError("--by names a column of the manifest: give --manifest too")
     if output is not None:
         options.refuse_output(output, force)
     opened, lacking = open_cache(path)
@@ -206,21 +205,13 @@ def _say_codes(usage: Usage) -> Document:
     help="The file of centroids to write, such as units.safetensors.", required=True
 )
 @options.force
-@click.option(
-    "--seed",
-    type=options.WholeNumber(min=0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="The seed of all random choices.",
-)
+@options.number("--seed", "The seed of all random choices.", 0)
 @options.number(
     "--frames",
     "Fit to N random frames, with 4 bytes of memory for each value.  [default: 1000 for each unit]",
 )
 @options.device()
 @options.reading_threads
-@options.as_json
 def fit_kmeans(
     path: Location,
     k: int,
@@ -286,3 +277,96 @@ def fit_kmeans(
     say(f"  frames in a cluster: {clusters}")
     if document["empty"]:
         advise("there are fewer distinct frames than units: choose a smaller -k")
+
+
+def _seconds(name: str, default: float | None, meaning: str) -> options.Decorator:
+    return click.option(
+        name,
+        type=options.Number(min=0),
+        default=default,
+        show_default=default is not None,
+        metavar="SECONDS",
+        help=meaning,
+    )
+
+
+@options.command()
+@options.version_location
+@options.output_file(help="The manifest to write: .csv, .jsonl or .parquet.", required=True)
+@click.option(
+    "--threshold",
+    type=options.Number(0, 1, min_open=True),
+    default=0.5,
+    show_default=True,
+    metavar="P",
+    help="Speech begins at this probability. It ends if the probability is 0.15 lower.",
+)
+@_seconds("--min-speech", 0.25, "Leave out shorter segments of speech.")
+@_seconds("--min-silence", 0.1, "Shorter pauses do not end a segment.")
+@_seconds("--pad", 0.03, "Make each segment longer by this time at both ends.")
+@_seconds(
+    "--max-speech",
+    None,
+    "Cut longer segments, at the longest pause if they have one.  [default: no limit]",
+)
+@options.force
+def vad(
+    path: Location,
+    output: Path,
+    threshold: float,
+    min_speech: float,
+    min_silence: float,
+    pad: float,
+    max_speech: float | None,
+    force: bool,
+) -> None:
+    """Write a manifest of speech segments. They come from the probabilities of speech in a
+    version such as vad-silero, by the rule and defaults of Silero VAD. A row has the path,
+    start, duration and channel of a segment, the id UTTERANCE-NUMBER, and the column
+    `utterance`.
+
+    \b
+    Examples:
+      featcache vad features/vad-silero -o segments.csv
+      featcache vad features/vad-silero -o segments.csv --threshold 0.7 --max-speech 20
+    """
+    from featcache.loader.cache import Cache
+    from featcache.manifest.read import manifest_of
+    from featcache.manifest.write import WRITTEN, format_to_write, packed
+    from featcache.stats.speech import SpeechRule, find_speech
+    from featcache.storage.files import write_file
+    from featcache.version.selection import select_version
+
+    options.refuse_output(output, force)
+    kind = format_to_write(output, None, "end it in .csv, .jsonl or .parquet")
+    longest = math.inf if max_speech is None else max_speech
+    rule = SpeechRule(threshold, min_speech, min_silence, pad, longest)
+    version = select_version(path)
+    note_unfinished(version)
+    cache = Cache(version)
+    rows, root = version.reading(lambda: find_speech(cache, rule))
+    if not rows:
+        what = f"no segment of speech in {counted(len(cache), 'utterance')}"
+        raise FeatcacheError(f"{version.path}: {what}: nothing is written")
+    write_file(output, packed(WRITTEN[kind](manifest_of(rows, root=root)), output))
+    seconds = cache.spec.axis.seconds(int(cache.lengths.sum()))
+    speech_seconds = sum(row["duration"] for row in rows)
+    with_speech = len({row["utterance"] for row in rows})
+    say_json(
+        {
+            "path": str(version.path),
+            "output": str(output),
+            "utterances": len(cache),
+            "with_speech": with_speech,
+            "segments": len(rows),
+            "audio_seconds": seconds,
+            "speech_seconds": speech_seconds,
+        }
+    )
+    counts = f"{counted(len(rows), 'segment')} of {counted(with_speech, 'utterance')}"
+    share = percent(speech_seconds / seconds)
+    say(f"{output}: {counts}, {hours(speech_seconds)}: {share} of the audio")
+    if with_speech < len(cache):
+        say(f"  {counted(len(cache) - with_speech, 'utterance')} without speech")
+    if root and not all(os.path.isabs(row["path"]) for row in rows):
+        note(f"{output}: relative paths are relative to {root}: give --root {root}")

@@ -13,9 +13,14 @@ import click
 from featcache.cli import options
 from featcache.cli.common import (
     FAILURES_LEFT,
+    Document,
     advise,
     as_document,
+    complain,
     count_are,
+    error_document,
+    need_columns,
+    open_each,
     printing,
     say,
     say_json,
@@ -25,7 +30,7 @@ from featcache.cli.corpora import version_or_corpus, worst
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.cli.progress import Shards
 from featcache.cli.runs import say_summary
-from featcache.errors import DamagedError, counted, listing, megabytes
+from featcache.errors import DamagedError, FeatcacheError, counted, listing, megabytes
 from featcache.storage.location import Location, parse_location
 
 if TYPE_CHECKING:
@@ -73,7 +78,6 @@ _SOURCES = (
 @options.device("For --recompute: compute on cpu, cuda, cuda:1 …")
 @options.reading_threads
 @options.trust_remote_code
-@options.as_json
 def verify(
     path: Location,
     manifest: str | None,
@@ -102,31 +106,32 @@ def verify(
     from featcache.care.sources import SourceCheck
     from featcache.care.verify import verify as check
     from featcache.manifest.label_files import template_of, with_label_files
-    from featcache.version.selection import need_columns, split_tag, version_folders
-    from featcache.version.tags import at_tag
-    from featcache.version.version import UnfinishedCopyError, Version
+    from featcache.version.selection import split_tag
+    from featcache.version.version import UnfinishedCopyError
 
     device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
     wanted, again = None, None
     files = SourceCheck(sources == "content", root)
     if manifest:
         wanted = options.read_manifest(manifest, chosen, carry=need_columns(path))
-        again = shlex.quote(manifest)
-        if root is not None:
-            again += f" --root {shlex.quote(str(root))}"
+        given = [manifest]
+        for name in ("root", "format"):
+            if chosen[name] is not None:
+                given += [f"--{name}", str(chosen[name])]
+        again = shlex.join(given)
     checking: dict[str, Any] = {"data": data, "values": all_values, "manifest": wanted}
     checking["threads"] = threads
     passes = 2 if sources else 1
     reports: list[Report] = []
+    codes: list[int] = []
+    errors: dict[str, Document] = {}
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
-    for folder in version_folders(path):
-        try:
-            version = at_tag(Version.open(folder), tag)
-        except DamagedError as error:
-            is_copy = isinstance(error, UnfinishedCopyError)
-            problems = [Problem("unfinished" if is_copy else "metadata", error.what)]
-            reports.append(Report(str(folder), 0, 0, 0, 0, data, problems))
+    for folder, version in open_each(path, tag):
+        if isinstance(version, DamagedError):
+            is_copy = isinstance(version, UnfinishedCopyError)
+            problem = Problem("unfinished" if is_copy else "metadata", version.what)
+            reports.append(Report(str(folder), 0, 0, 0, 0, data, [problem]))
             continue
         if wanted is not None:
             rows = with_label_files(wanted, template_of(version.info.config))
@@ -137,12 +142,19 @@ def verify(
         with stoppable(ending=ending) as stop, Shards(total, passes) as bar:
             report = check(version, report=bar.done, stop=stop, **checking)
         if recompute and not report.interrupted:
-            report.recomputed = _recompute(version, recompute, files, device, threads)
+            try:
+                report.recomputed = _recompute(version, recompute, files, device, threads)
+            except FeatcacheError as error:  # the other versions are still checked
+                complain(error)
+                codes.append(error.exit_code)
+                errors[report.path] = error_document(error)
         reports.append(report)
         if report.interrupted:
             break
-    code = worst(map(_exit_code, reports))
-    documents = [as_document(report) for report in reports if printing.as_json]
+    code = worst([*codes, *map(_exit_code, reports)])
+    documents: list[Document] = []
+    if printing.as_json:
+        documents = [as_document(each) | errors.get(each.path, {}) for each in reports]
     say_json({"ok": code in (0, FAILURES_LEFT), "versions": documents})
     for report in reports:
         _print(report, again, f"@{tag}" if tag is not None else "")
@@ -273,7 +285,6 @@ def _print_counts(report: Report, path: str) -> None:
 @options.device()
 @options.extraction_threads
 @options.trust_remote_code
-@options.as_json
 def repair(
     path: Location, manifest: str, device: str | None, threads: int | None, **reading: Any
 ) -> int:
@@ -295,7 +306,7 @@ def repair(
     from featcache.audio.commands import kill_commands
     from featcache.care.repair import repair as repair_version
     from featcache.extraction.options import Options
-    from featcache.version.selection import need_columns, version_folders
+    from featcache.version.selection import version_folders
 
     read = options.read_manifest(manifest, reading, carry=need_columns(path))
     chosen = Options(device=device, threads=threads)
@@ -304,10 +315,7 @@ def repair(
         for folder in version_folders(path):
             repaired.append(repair_version(folder, read, chosen, stop=stop))
     say_json({"versions": [*map(as_document, repaired)]})
-    codes = [_say_repaired(version) for version in repaired]
-    if 1 in codes:
-        return 1
-    return worst(codes)
+    return worst([_say_repaired(version) for version in repaired])
 
 
 def _say_repaired(version: Repaired) -> int:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 @options.command()
 @version_or_corpus
-@options.as_json
 def index(path: Location) -> None:
     """Build the index, after the jobs of an array. `featcache extract` builds it when it
     ends, but not with --partition. Until then, every program that opens the version builds
@@ -65,7 +64,6 @@ def _contents(utterances: int, shards: int) -> str:
 @options.command()
 @click.argument("path", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.argument("name", metavar="NAME")
-@options.as_json
 @for_each_part
 def tag(path: Location, name: str) -> None:
     """Give a version a name, to read it later as it is now. In Python,
@@ -97,7 +95,6 @@ def tag(path: Location, name: str) -> None:
 @click.argument("to", metavar="TO", type=options.LOCATION)
 @options.reading_threads
 @options.flag("--dry-run", "Print what would be copied, and copy nothing.")
-@options.as_json
 def copy(path: Location, to: Location, threads: int, dry_run: bool) -> int:
     """Copy a cache to another folder or object store. Both may be folders or URLs:
     s3://bucket/features, gs://…, az://…. Neither may lie inside the other.

@@ -5,8 +5,6 @@ from featcache.audio.resample import AudioPolicy
 from featcache.config.config import (
     Config,
     StorePolicy,
-    as_config,
-    as_configs,
     config_from,
     load_config,
     load_configs,
@@ -18,8 +16,6 @@ __all__ = [
     "AudioPolicy",
     "Config",
     "StorePolicy",
-    "as_config",
-    "as_configs",
     "config_from",
     "load_config",
     "load_configs",

@@ -172,10 +172,10 @@ def _about(source: str) -> Iterator[None]:
         raise ConfigError(f"config {source}: {error}") from error
 
 
-def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
-    """Read a config from a YAML file, or a packaged config by its name, and `set` values
-    in it by their dotted keys, as `{"params.num_mel_bins": 40}`. Raises ConfigError, which
-    lists all faults; also for a file of several configs, see `load_configs`."""
+def load_config(source: str | Path | Config, set: Values | None = None) -> Config:  # noqa: A002
+    """Read a config from a YAML file, or a packaged config by its name, or take a Config.
+    `set` values in it by their dotted keys, as `{"params.num_mel_bins": 40}`. Raises
+    ConfigError, which lists all faults; also for a file of several configs."""
     configs = load_configs(source, set)
     if len(configs) > 1:
         names = listing(config.name for config in configs)
@@ -186,13 +186,21 @@ def load_config(source: str | Path, set: Values | None = None) -> Config:  # noq
     return configs[0]
 
 
-def load_configs(source: str | Path, set: Values | None = None) -> list[Config]:  # noqa: A002
+def load_configs(source: str | Path | Config, set: Values | None = None) -> list[Config]:  # noqa: A002
     """Read the configs of a file, as `load_config` does: one for each value of the
     parameters in `Params.taken` that are lists of values, as `layer: [6, 12]`. The name of
     each then ends in its values."""
-    text, folder = _read(source)
-    document = _with_values(_document(text, str(source)), set or {})
-    return [config_from(single, str(source), folder) for single in _single_documents(document)]
+    values = dict(set or {})
+    if not isinstance(source, Config):
+        text, folder = _read(source)
+        document = _with_values(_document(text, str(source)), values)
+        return [config_from(single, str(source), folder) for single in _single_documents(document)]
+    if not values:
+        return [source]
+    if "augment.noise.manifest" in values:  # the hash of the old noise goes
+        values = {"augment.noise.content": None, **values}
+    make = recorded_config if source.is_recorded else config_from
+    return [make(_with_values(source.resolved(), values), source.source or _NAMELESS)]
 
 
 def _read(source: str | Path) -> tuple[str, Path | None]:
@@ -257,25 +265,6 @@ def _name_of_value(key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{key}{'null' if value is None else value}"
-
-
-def as_config(config: str | Path | Config, set: Values | None = None) -> Config:  # noqa: A002
-    """Return a config, or load the one of that name."""
-    if not isinstance(config, Config):
-        return load_config(config, set)
-    if not set:
-        return config
-    if "augment.noise.manifest" in set:  # the hash of the old noise goes
-        set = {"augment.noise.content": None, **set}  # noqa: A001
-    make = recorded_config if config.is_recorded else config_from
-    return make(_with_values(config.resolved(), set), config.source or _NAMELESS)
-
-
-def as_configs(config: str | Path | Config, set: Values | None = None) -> list[Config]:  # noqa: A002
-    """Return a config, or load the configs of a file."""
-    if isinstance(config, Config):
-        return [as_config(config, set)]
-    return load_configs(config, set)
 
 
 def _document(text: str, source: str) -> dict[str, Any]:

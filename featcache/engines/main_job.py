@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcache.config import Config, as_configs
+from featcache.config import Config, load_configs
 from featcache.engines.local import run_locally
 from featcache.engines.process import can_fork
 from featcache.errors import ArgumentError, did_you_mean, listing
@@ -175,7 +175,7 @@ def extract(
         if not isinstance(source, str | Path | Config):
             remedy = "give names or paths of configs, or Config objects"
             raise ArgumentError(f"configs: {source!r} is a {type(source).__name__}: {remedy}")
-    loaded = [config for source in sources for config in as_configs(source, set)]
+    loaded = [config for source in sources for config in load_configs(source, set)]
     if not loaded:
         raise ArgumentError("configs: give one at least")
     resolved = [config.resolved() for config in loaded]

@@ -64,7 +64,7 @@ class BuiltConfig:
     def require_audio(self, where: object, remedy: str) -> None:
         """Raise ConfigError if the features cannot be made from audio."""
         if self.extractor.needs_source:
-            what = "its features were imported, and cannot be made from audio"
+            what = "its features are made from those of another version, and not from audio"
             raise ConfigError(f"{where}: {what}: {remedy}")
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.config import Config, as_config, recorded_config
+from featcache.config import Config, load_config, recorded_config
 from featcache.device import Device
 from featcache.errors import (
     ArgumentError,
@@ -186,7 +186,7 @@ def extractor(
         )
     own_device = Device(device)
     if config is not None:
-        return _live(as_config(config, set), [], own_device)
+        return _live(load_config(config, set), [], own_device)
     assert version is not None
     if isinstance(version, str | Path):
         opened = select_version(parse_location("version", version), name)

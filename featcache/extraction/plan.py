@@ -59,7 +59,7 @@ from featcache.version.wanted import Wanted, read_all_wanted
 _NAMED = 5
 """Utterances that a note names."""
 
-_GIVE_SOURCE = "give their version, --from CACHE/VERSION"
+_NAME_SOURCE = "name that version, --from CACHE/VERSION"
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +227,7 @@ def _check_new_versions(cache: Location, configs: Sequence[BuiltConfig], has_sou
         if not open_store(cache / built.folder_name).exists(MARK):
             name = built.config.name
             if not has_source:
-                built.require_audio(name, _GIVE_SOURCE)
+                built.require_audio(name, _NAME_SOURCE)
             first = name_of.setdefault(built.fingerprint, name)
             if first != name:
                 what = f"{first} and {name} are one version, with the fingerprint"
@@ -291,7 +291,7 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     if info is None or status.missing.any() or options.batching is not None:
         info = built.info
         if plan.source is None:
-            built.require_audio(built.config.name, _GIVE_SOURCE)
+            built.require_audio(built.config.name, _NAME_SOURCE)
         # Workers look for probes of their devices themselves.
         label = "" if options.workers else built.device.label
         batching = choose_batching(

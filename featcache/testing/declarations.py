@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from featcache.config import Config, as_config, config_from
+from featcache.config import Config, config_from, load_config
 from featcache.extractors import FeatureSpec
 from featcache.testing.checks import Checks
 from featcache.testing.clips import AnyExtractor
@@ -108,4 +108,4 @@ def _with_weights_in(folder: Path, config: Config) -> Config:
     weights = Path(weights_param)
     source = weights if weights.is_dir() else weights.parent
     shutil.copytree(source, folder)
-    return as_config(config, {"params.weights": str(folder / weights.relative_to(source))})
+    return load_config(config, {"params.weights": str(folder / weights.relative_to(source))})

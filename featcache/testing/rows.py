@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from featcache.config import Config, as_config
+from featcache.config import Config, load_config
 from featcache.errors import ConfigError
 from featcache.extractors import Clip
 from featcache.extractors.base import Batching, declared_batchings
@@ -77,7 +77,7 @@ class RowChecks(Checks):
         overlap = math.ceil(max(field if is_short else 4 * hop, shortest) / hop) * hop
         chunk = {"seconds": 3 * overlap / rate, "overlap": overlap / rate}
         try:
-            chunked = as_config(loaded, {"params.chunk": chunk}).build(torch.device(self.device))
+            chunked = load_config(loaded, {"params.chunk": chunk}).build(torch.device(self.device))
         except ConfigError as error:
             pytest.skip(str(error))
         longer_by = (-hop, -1, 0, 1, hop, overlap, 2 * overlap + 1, 5 * overlap - 1)

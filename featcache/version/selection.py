@@ -48,7 +48,8 @@ def _is_part(location: Location) -> bool:
 def version_folders(path: Location, *, of_one_name: bool = False) -> list[Location]:
     """List the folders of the version at `path`, or of all in the cache at `path`, sorted.
     The last part of `path` may be a config's name: `features/fbank80`. Raises StoreError if
-    there is no version, or several have that name, unless all `of_one_name` are meant."""
+    there is no version, or several have that name, unless all `of_one_name` are meant;
+    ArgumentError for a corpus."""
     if _is_version(path):
         return [path]
     if names := version_names(path):
@@ -60,15 +61,6 @@ def version_folders(path: Location, *, of_one_name: bool = False) -> list[Locati
     if len(named) > 1 and not of_one_name:
         raise _several(named)
     return named
-
-
-def need_columns(path: Location) -> bool:
-    """Tell whether a version at `path` finds its label files by columns of the manifest."""
-    from featcache.manifest.label_files import needs_columns
-
-    with suppress(StoreError):  # whoever opens them reports it
-        return any(needs_columns(version.info.config) for version in select_versions(path))
-    return False
 
 
 def split_tag(path: Location) -> tuple[Location, str | None]:
@@ -92,7 +84,7 @@ def refuse_version(cache: Location) -> None:
         if _is_version(folder) and any(map(open_store(folder).exists, _MARKS))
     ]
     if not versions and not open_store(cache).exists(""):
-        with suppress(StoreError):
+        with suppress(StoreError, ArgumentError):
             versions = _named(cache.parent, cache.name)
     if versions:
         remedy = f"give a cache, as {versions[0].parent}"
@@ -148,7 +140,7 @@ def _meant(parent: Location, name: str) -> str:
 
 def _refuse_corpus(path: Location) -> None:
     if is_corpus(path):
-        raise StoreError(f"{path}: is a corpus: name one of its parts, a folder in it")
+        raise ArgumentError(f"{path}: is a corpus: name one of its parts, a folder in it")
 
 
 def _name_of(folder: Location) -> str:

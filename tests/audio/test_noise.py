@@ -25,7 +25,7 @@ from featcache.audio.kept import Kept
 from featcache.audio.noise import Noise
 from featcache.audio.resample import to_waveform
 from featcache.audio.waveform import WaveformMaker
-from featcache.config import AudioPolicy, as_config, config_from, recorded_config
+from featcache.config import AudioPolicy, config_from, load_config, recorded_config
 from featcache.errors import ConfigError
 
 RATE = 16000
@@ -303,12 +303,13 @@ def test_another_manifest_may_be_set_in_a_config_that_has_noise(noises, tmp_path
     (tmp_path / "fewer.csv").write_text(f"id,path\nlong,{noises / 'long.wav'}\n")
     config, other = config_of(section(), noises), config_of(section(manifest="fewer.csv"), tmp_path)
     manifest = {"augment.noise.manifest": str(tmp_path / "fewer.csv")}
-    assert as_config(config, manifest) == other != config
+    assert load_config(config, manifest) == other != config
     assert (
-        as_config(recorded_config(config.resolved()), manifest).fingerprint() == other.fingerprint()
+        load_config(recorded_config(config.resolved()), manifest).fingerprint()
+        == other.fingerprint()
     )
     with pytest.raises(ConfigError, match="the noise has changed"):
-        as_config(config, {**manifest, "augment.noise.content": config.augment.noise.content})
+        load_config(config, {**manifest, "augment.noise.content": config.augment.noise.content})
 
 
 # Faults

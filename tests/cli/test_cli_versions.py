@@ -10,6 +10,7 @@ from make_cache import add_shard, make_features, make_version
 from manifests import manifest_of
 from processes import run_here as run
 
+from featcache.version import version as version_module
 from featcache.version.index import load_index
 from featcache.version.records import write_probe
 
@@ -54,6 +55,17 @@ def test_a_version_is_tagged_listed_and_read_by_its_tag(version):
     assert "with the tags paper" in said
     assert "removes" in run("rm", f"{cache}@paper", "--yes")
     assert "has no tag paper" in run("rm", cache / "fbank80@paper", "--yes", code=1)
+
+
+def test_info_opens_a_version_with_a_tag_once(version, monkeypatch):
+    run("tag", version.path, "paper")
+    opened = []
+    read_info = version_module.read_info
+    monkeypatch.setattr(
+        version_module, "read_info", lambda *args: opened.append(args) or read_info(*args)
+    )
+    assert "6 utterances" in run("info", f"{version.path}@paper")
+    assert len(opened) == 1
 
 
 def test_hours_are_those_of_what_counts(version):

@@ -18,7 +18,7 @@ from parsed_configs import parse_config
 from pydantic import BaseModel, model_validator
 
 from featcache import extractors
-from featcache.config import as_config, config_from, load_config
+from featcache.config import config_from, load_config
 from featcache.config.config import find_differences, keys_of
 from featcache.errors import ConfigError, differing_keys
 from featcache.extractors import Extractor, Params, find
@@ -267,7 +267,7 @@ def test_values_that_are_set_are_as_if_the_file_had_them():
         "float16}\n"
     )
     assert changed == parse_config(PLAIN + same)
-    whole = as_config(parse_config(text), {"params": {"num_mel_bins": 40}, "params.low_freq": 20})
+    whole = load_config(parse_config(text), {"params": {"num_mel_bins": 40}, "params.low_freq": 20})
     assert whole == parse_config(PLAIN + "params: {num_mel_bins: 40}\n")
     message = fault(text, {"params.low_freq.x": True, "param.low_freq": 1, "augment.speed": [1]})
     assert "params.low_freq: should be a number, not a mapping" in message

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 from functools import partial
 
 import numpy as np
@@ -400,22 +401,49 @@ def test_units_are_made_from_the_version_and_never_from_files_or_audio(cli, tmp_
     config.write_text("name: u\nextractor: units\nparams: {weights: u.safetensors}\n")
     options = ("extract", source, "--format", "features", "-c", config, "-o", cache)
     refused = cli(*options).with_code(2)
-    assert "u: its features were imported, and cannot be made from audio: give" in refused.err
+    assert "u: its features are made from those of another version, and not" in refused.err
     assert [path.name[:6] for path in cache.iterdir()] == ["theirs"]
     cli(*options, "--from", f"{cache}/theirs").with_code(0)
     units = featcache.open(cache, "u")
     assert {id_: len(units[id_]) for id_ in units} == {i: len(x) for i, x in FEATURES.items()}
-    refused = cli("verify", f"{cache}/u", "--recompute", "1")
-    assert (refused.code, "cannot be made from audio: leave" in refused.err) == (2, True)
-    np.save(source / "new.npy", FEATURES["c"])
-    assert "cannot be made from audio: give" in cli(*options).with_code(2).err
-    (shard,) = (units.version.path / "shards").glob("*/features/c/0/0")
-    flip(shard, 5)
-    repair = ("repair", f"{cache}/u", "--manifest", source, "--format", "features")
-    assert "audio: nothing has been removed: `featcache rm`" in cli(*repair).with_code(2).err
-    assert shard.exists()
     with pytest.raises(ConfigError, match="u: units reads other files, and no audio"):
         featcache.extractor(units, device="cpu")
+    (shard,) = cache.glob("u-*/shards/????????????????")
+    flip(shard / "features/c/0/0", 0)
+    manifest = ("--manifest", source, "--format", "features")
+    told = cli("verify", f"{cache}/u", *manifest).with_code(1).err
+    assert f"--manifest {source} --format features\n" in told
+    repaired = cli.refused("repair", f"{cache}/u", *manifest, code=2)
+    assert "audio: nothing has been removed: `featcache rm` it, and extract" in repaired
+    assert shard.exists()
+    shutil.rmtree(shard)
+    assert "name that version, --from" in cli(*options).with_code(2).err
+    assert not [*cache.glob("u-*/failures/*")]
+    cli(*options, "--from", f"{cache}/theirs").with_code(0)
+    cli("verify", f"{cache}/u").with_code(0)
+
+
+def test_recompute_goes_on_after_a_version_that_it_cannot_extract_again(cli, plain, tmp_path):
+    source, cache = write_files(tmp_path / "theirs"), tmp_path / "c"
+    import_into(cli, cache, source, name="first").with_code(0)
+    cli("fit-kmeans", cache, "-k", "3", "-o", tmp_path / "u.safetensors").with_code(0)
+    config = tmp_path / "u.yaml"
+    config.write_text("name: second\nextractor: units\nparams: {weights: u.safetensors}\n")
+    options = ("--format", "features", "-c", config, "--from", cache / "first")
+    cli("extract", source, *options, "-o", cache).with_code(0)
+    cli("extract", plain.manifest(), "-c", "fbank80", "-o", cache).with_code(0)
+    import_into(cli, cache, source, name="third", rate=50).with_code(0)
+    done = cli("verify", cache, "--recompute", "9").with_code(2)
+    (line,) = done.err.splitlines()
+    assert "second-" in line
+    assert line.endswith("--recompute is not for this version")
+    assert done.out.count("no damage found") == 4
+    assert done.out.count("extracted 3 again: 3 bit-identical") == 2
+    told = cli("verify", cache, "--recompute", "1", "--json").with_code(2).json()
+    assert not told["ok"]
+    assert [version["recomputed"] is None for version in told["versions"]] == [
+        "error" in version for version in told["versions"]
+    ]
 
 
 def test_means_over_time_are_made_from_the_version(cli, tmp_path):

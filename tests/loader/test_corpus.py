@@ -349,5 +349,5 @@ def test_parts_that_lack_the_version(tmp_path):
     with pytest.raises(StoreError, match="no part holds a version called 'none'"):
         featcache.open(corpus, "none")
     for path in (corpus, corpus / "other"):
-        with pytest.raises(StoreError, match="corpus: is a corpus: name one of its parts"):
+        with pytest.raises(ArgumentError, match="corpus: is a corpus: name one of its parts"):
             select_versions(path)
