@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from ctypes import CDLL, c_int, c_long, c_size_t, c_void_p, get_errno
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +264,7 @@ class _Map:
     """Mapped memory, unmapped after the last array over it."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
-        self._range = address, num_bytes
+        self._unmap = partial(_libc.munmap, address, num_bytes)
         self.__array_interface__ = {
             "version": 3,
             "shape": (num_bytes,),
@@ -270,5 +272,5 @@ class _Map:
             "data": (address, True),  # read-only
         }
 
-    def __del__(self, munmap: Any = _libc.munmap) -> None:
-        munmap(*self._range)
+    # Python would drop a KeyboardInterrupt in `__del__`, and this has no code to raise it in
+    __del__ = property(attrgetter("_unmap"))

@@ -1,8 +1,10 @@
 """A store in a folder: kills, failing calls and power cuts, locks, links, and whatever
 else lies where files should."""
 
+import ctypes
 import errno
 import fcntl
+import operator
 import os
 import random
 import shutil
@@ -11,6 +13,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -395,6 +399,17 @@ class TestBlocks:
         os.truncate(store.location / "a", left)
         with pytest.raises(DamagedError, match=r"a: damaged: it ends before byte [\d,]+"):
             list(blocks)
+
+
+def test_an_interrupt_while_a_map_ends_is_not_lost(store):
+    store.put("a", b"data")
+    maps = [store.map("a", 4)]
+    raise_signal = partial(ctypes.CDLL(None)["raise"], signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        # no code of Python runs between the signal and the end of the map
+        deque(map(operator.call, [raise_signal, maps.clear]), maxlen=0)
+    assert not maps
+    assert str(store.location) not in Path("/proc/self/maps").read_text()
 
 
 def test_what_cannot_be_written_is_one_line(store):
