@@ -43,7 +43,7 @@ from featcache.version.progress import OnShard, no_progress
 from featcache.version.records import Run
 from featcache.version.tags import read_tag, tag_names
 from featcache.version.version import Version
-from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
+from featcache.version.wanted import find_missing, read_all_wanted, read_wanted
 
 _Needed = dict[str, list[int]]
 """The shards to remove, in this order: for each, the rising numbers of the items to keep."""
@@ -315,3 +315,20 @@ def remove_version(version: Version, *, force: bool = False) -> None:
     what_is_kept(version, force=force)
     with version.at_work("rm"):
         version.store.destroy()
+
+
+def forget_rows(version: Version, wanted_ids: Hashes, index: Index) -> None:
+    """Remove rows from all wanted sets, but those of ids with these hashes."""
+    # saving removes some
+    before = [read_wanted(version, name) for name in version.store.names("wanted")]
+    goes = ~np.isin(index.id_hash, wanted_ids)
+    forgotten = int(index.generation[index.by_hash[goes]].max(initial=0))
+    for wanted_set in before:
+        goes = ~np.isin(wanted_set.rows[0], wanted_ids)
+        forgotten = max(forgotten, int(wanted_set.rows[2, goes].max(initial=0)))
+    if before and forgotten > max(wanted_set.forgotten for wanted_set in before):
+        replace(before[0], forgotten=forgotten).save(version)
+    for wanted_set in before:
+        stays = np.isin(wanted_set.rows[0], wanted_ids)
+        if not stays.all():
+            replace(wanted_set, rows=wanted_set.rows[:, stays]).save(version)

@@ -46,8 +46,6 @@ from featcache.storage.files import (
 
 _BLOCK_BYTES = 1 << 20
 """The bytes to read at once. Fewer take more calls; more leave a core's own cache."""
-_FEWEST_MAPPED = 1 << 16
-"""The size of a file from which mapping it takes less time than copying it."""
 _SAID_BYTES = 1000
 
 _WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")
@@ -95,9 +93,8 @@ class Directory(Store):
 
     def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
         file, mapped = self.open(key, num_bytes), np.empty(0, np.uint8)
-        if num_bytes >= _FEWEST_MAPPED:
-            with suppress(OSError):  # no room for a map, or a file system without maps
-                mapped = map_file(file.descriptor, num_bytes)
+        with suppress(OSError):  # an empty file, no room, or a file system without maps
+            mapped = map_file(file.descriptor, num_bytes)
         return file.blocks(mapped)
 
     def map(
@@ -319,9 +316,7 @@ class _File:
 
         What the page cache has is taken from the map, in half the time of a copy. The rest
         is read: if the disk fails, that is an error, and no SIGBUS."""
-        memory = np.empty(min(self.num_bytes, _BLOCK_BYTES) + 63, np.uint8)
-        # the kernel copies a tenth faster to the beginning of a line of the CPU's cache
-        buffer = memory[-memory.ctypes.data % 64 :].data[:_BLOCK_BYTES]
+        buffer = np.empty(min(self.num_bytes, _BLOCK_BYTES), np.uint8).data
         for start in range(0, self.num_bytes, _BLOCK_BYTES):
             block = mapped[start : start + _BLOCK_BYTES]
             if len(block) and enter_cached(block):

@@ -221,6 +221,9 @@ def find_missing(
     standing_ones = {*standing(of_rows, index).values()}
     for wanted_set in wanted:
         numbers = np.flatnonzero(wanted_set.lacks(index))
+        if not failures:  # else 10^7 rows would be copied for nothing
+            yield wanted_set, numbers, []
+            continue
         id_hashes, row_hashes, generations = wanted_set.rows[:, numbers]
         failed = {
             place: failure
@@ -300,20 +303,3 @@ def _lost_sets(index: Index, known: Set[str]) -> list[str]:
     shards = counted(sum(manifest in gone for manifest in manifests), "shard was", "shards were")
     what = f"wanted: {listing(gone)} is gone, of which {shards} made"
     return [f"{what}: what else the manifest wants is not known; {_AGAIN}"]
-
-
-def forget_rows(version: Version, wanted_ids: Hashes, index: Index) -> None:
-    """Remove rows from all wanted sets, but those of ids with these hashes."""
-    # saving removes some
-    before = [read_wanted(version, name) for name in version.store.names("wanted")]
-    goes = ~np.isin(index.id_hash, wanted_ids)
-    forgotten = int(index.generation[index.by_hash[goes]].max(initial=0))
-    for wanted_set in before:
-        goes = ~np.isin(wanted_set.rows[0], wanted_ids)
-        forgotten = max(forgotten, int(wanted_set.rows[2, goes].max(initial=0)))
-    if before and forgotten > max(wanted_set.forgotten for wanted_set in before):
-        replace(before[0], forgotten=forgotten).save(version)
-    for wanted_set in before:
-        stays = np.isin(wanted_set.rows[0], wanted_ids)
-        if not stays.all():
-            replace(wanted_set, rows=wanted_set.rows[:, stays]).save(version)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scratch import scratch_folder
 from small_shards import INFO, create, item, write
 
+from featcache.care.prune import forget_rows
 from featcache.errors import DamagedError, ManifestError
 from featcache.extraction.tasks import want
 from featcache.format.documents import encode_line
@@ -35,7 +36,6 @@ from featcache.version.wanted import (
     damaged_wanted,
     find_lacking,
     find_missing,
-    forget_rows,
     name_of,
     read_all_wanted,
     read_wanted,
