@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
-from featcache.spec import Ints
 
 if TYPE_CHECKING:
     import torch
@@ -108,19 +107,15 @@ def tensor_in(
     return out.view(-1)[:needed].view(shape)
 
 
-def copy_into(
-    out: NDArray[Any], arrays: Sequence[NDArray[Any]], starts: Ints, value: ArrayLike
-) -> None:
-    """Copy arrays `[frames, *item_shape]` into `out` `[frames, *item_shape]`, each to a frame
-    from which it begins; these rise. All frames between are set to a value."""
-    gaps = np.append(starts, len(out))
-    gaps[1:] -= starts
-    gaps[1:] -= np.fromiter(map(len, arrays), np.int64, len(arrays))
-    padding = np.broadcast_to(np.array(value, out.dtype), (int(gaps.max()), *out.shape[1:]))
-    pieces = [padding[: gaps[0]]]
-    for array, gap in zip(arrays, gaps[1:].tolist(), strict=True):
+def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: ArrayLike) -> None:
+    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`."""
+    if not arrays:
+        return
+    padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
+    pieces = []
+    for array in arrays:
         pieces.append(array)
-        if gap:  # an empty piece would take time
-            pieces.append(padding[:gap])
-    # One call is faster than a loop over arrays.
-    np.concatenate(pieces, out=out)
+        if len(array) < len(padding):  # an empty piece would take time
+            pieces.append(padding[len(array) :])
+    # One call is faster than a loop over rows.
+    np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))

@@ -29,7 +29,7 @@ from featcache.loader.buffers import (
     Memory,
     as_bfloat16,
     bits_of,
-    copy_into,
+    pad_into,
     tensor_in,
     tensor_of,
 )
@@ -71,13 +71,14 @@ class Cache:
     accessed.
 
     `featcache.open` makes caches, and lists errors. `index` is by default the index of all
-    shards; `places` are the places of local copies, the nearest first; `track_of` is for the
-    cache of a track: the cache of its version, and its name."""
+    shards; `places` are the places of local copies, the nearest first."""
 
     spec: FeatureSpec
     """The description of the features: shape of a frame, dtype, frame rate, units."""
     stored_dtype: np.dtype[Any]
     """The dtype on disk: the same as in `spec`, unless the features are quantised."""
+    _track_of: tuple[Cache, str] | None = None
+    """The cache of a track, and the track's name."""
 
     def __init__(
         self,
@@ -86,29 +87,21 @@ class Cache:
         check: bool = False,
         index: Index | None = None,
         places: Sequence[PlaceOf] = (),
-        track_of: tuple[Cache, str] | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.version, self.check, self._places = version, check, places
-        self.spec, self._track_of = version.info.spec, track_of
-        if track_of is not None:
-            of_version, name = track_of
-            self.spec = FeatureSpec.of(self.spec.sample_rate, of_version.spec.track(name))
-        self.stored_dtype = np.dtype(self.spec.stored_dtype)
-        self._shards = self._open_shards(_index_of(version) if index is None else index)
-        self.index = self._shards.index
+        self.spec, self.stored_dtype = version.info.spec, version.dtype
+        self.index = _index_of(version) if index is None else index
+        self._shards = self._open_shards() if shards is None else shards
         self._buffers = Buffers()
         self._tracks: dict[str, Cache] = {}
 
-    def _open_shards(self, index: Index) -> Shards:
-        if self._track_of is not None:
-            from featcache.loader.track import TrackShards
-
-            return TrackShards(self.version, index, self.track_name, self.check)
+    def _open_shards(self) -> Shards:
         if not self._places and isinstance(self.version.path, Path):
-            return Shards(self.version, index, check=self.check)
+            return Shards(self.version, self.index, check=self.check)
         from featcache.loader.local_copies import open_copied
 
-        return open_copied(self.version, index, self.check, self._places)
+        return open_copied(self.version, self.index, self.check, self._places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._track_of is not None:
@@ -183,12 +176,16 @@ class Cache:
         is no such track."""
         if name == MAIN:
             return self
-        if name not in self._tracks:
-            self._tracks.setdefault(name, self._open_track(name))
-        return self._tracks[name]
+        if name in self._tracks:
+            return self._tracks[name]
+        from featcache.loader.track import TrackShards
 
-    def _open_track(self, name: str) -> Cache:
-        return Cache(self.version, check=self.check, index=self.index, track_of=(self, name))
+        spec = FeatureSpec.of(self.spec.sample_rate, self.spec.track(name))
+        shards = TrackShards(self.version, self.index, name, self.check)
+        track = Cache(self.version, check=self.check, index=shards.index, shards=shards)
+        track.spec, track.stored_dtype = spec, np.dtype(spec.stored_dtype)
+        track._track_of = self, name
+        return self._tracks.setdefault(name, track)
 
     @property
     def track_name(self) -> str:
@@ -251,12 +248,21 @@ class Cache:
         if axis.has_times:
             events = self.event_reader(check).item(position, start, duration)
             return cast("NDArray[Any]", events)
+        frames = self._shards.utterance(position)
+        first, count = 0, len(frames)
+        if start is not None or duration is not None:
+            (first,), (count,) = self._spans(np.array([position]), start, duration)
         codebooks = check_codebooks(self.spec, codebooks)
-        positions = np.array([position])
-        spans = Spans(positions, *self._spans(positions, start, duration))
-        (frames,) = self.frames(spans, codebooks=codebooks, raw=raw, check=check)
-        if raw or not self.spec.is_quantized:
-            frames.flags.writeable = False
+        is_checked = self.check if check is None else check
+        is_dequantized = self.spec.is_quantized and not raw
+        if is_checked or is_dequantized:
+            stored = frames if is_checked else frames[first : first + count]
+            item_shape, dtype = self._entry(codebooks, is_dequantized)
+            frames = np.empty((count, *item_shape), dtype)
+            self._load(frames, position, first, stored, is_checked, is_dequantized)
+            frames.flags.writeable = is_dequantized
+        elif count < len(frames) or codebooks is not None:
+            (frames,) = _cut([frames[first : first + count]], codebooks)
         if not raw:
             frames = as_values(frames, self.spec.dtype)
         return cast("NDArray[Any]", axis.shape_item(frames))
@@ -362,15 +368,13 @@ class Cache:
         rows = padded.numpy()
         with self.read_ahead(mapped):
             if is_checked or is_dequantized:
-                pairs = [*zip(rows, spans.counts.tolist(), strict=True)]
-                pieces = [row[:count] for row, count in pairs]
-                self._load(pieces, spans, mapped, is_checked, is_dequantized)
-                for row, count in pairs:
+                columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
+                utterances = zip(rows, mapped, *columns, strict=True)
+                for row, stored, position, first, count in utterances:
+                    self._load(row[:count], position, first, stored, is_checked, is_dequantized)
                     row[count:] = padding_value
             else:
-                starts = np.arange(shape[0]) * shape[1]
-                flat = rows.reshape(-1, *item_shape)
-                copy_into(flat, _cut(mapped, codebooks), starts, padding_value)
+                pad_into(rows, _cut(mapped, codebooks), padding_value)
         if is_bfloat16:
             padded = as_bfloat16(padded)
         if self.spec.axis.is_ragged:
@@ -378,24 +382,21 @@ class Cache:
         return padded.view(len(padded), *padded.shape[2:])
 
     def frames(
-        self,
-        spans: Spans,
-        codebooks: int | None = None,
-        *,
-        raw: bool = False,
-        check: bool | None = None,
+        self, spans: Spans, codebooks: int | None = None, check: bool | None = None
     ) -> list[NDArray[Any]]:
         """Return existing frames of some utterances, each `[frames, *item_shape]`, those of
-        bfloat16 as their bits: mapped; or new arrays, if they are checked or dequantised."""
-        is_dequantized = self.spec.is_quantized and not raw
+        bfloat16 as their bits: mapped; or new arrays, if they are checked or quantised."""
         is_checked = self.check if check is None else check
+        is_dequantized = self.spec.is_quantized
         mapped = self._map(spans, is_checked)
         if not (is_checked or is_dequantized):
             return _cut(mapped, codebooks)
         item_shape, dtype = self._entry(codebooks, is_dequantized)
         loaded = [np.empty((count, *item_shape), dtype) for count in spans.counts.tolist()]
         with self.read_ahead(mapped):
-            self._load(loaded, spans, mapped, is_checked, is_dequantized)
+            columns = mapped, spans.positions.tolist(), spans.firsts.tolist()
+            for out, stored, position, first in zip(loaded, *columns, strict=True):
+                self._load(out, position, first, stored, is_checked, is_dequantized)
         return loaded
 
     def _map(self, spans: Spans, is_checked: bool) -> list[NDArray[Any]]:
@@ -414,29 +415,28 @@ class Cache:
 
     def _load(
         self,
-        pieces: list[NDArray[Any]],
-        spans: Spans,
-        mapped: list[NDArray[Any]],
+        out: NDArray[Any],
+        position: int,
+        first: int,
+        stored: NDArray[Any],
         is_checked: bool,
         is_dequantized: bool,
     ) -> None:
-        """Fill each piece with the frames of a span, or with their first codebooks. `mapped`
-        is what `_map` returns."""
-        columns = spans.positions.tolist(), spans.firsts.tolist()
-        for out, stored, position, first in zip(pieces, mapped, *columns, strict=True):
-            if is_checked:
-                # Straight into its place, if that takes all of it as stored.
-                takes_all = not is_dequantized and out.shape == stored.shape
-                room = out if takes_all else np.empty_like(stored)
-                stored = self._shards.load_checked(position, stored, room)
-                if takes_all:
-                    continue
-                stored = stored[first:]
-            if is_dequantized:
-                scale, offset = self._shards.quantization(position)
-                dequantize_array(stored[: len(out)], scale, offset, out)
-            else:
-                out[...] = stored[tuple(map(slice, out.shape))]
+        """Fill `out` with the frames of an utterance from `first` on, or with their first
+        codebooks. `stored` are these frames, mapped; or to check them, all frames."""
+        if is_checked:
+            # Straight into its place, if that takes all of it as stored.
+            takes_all = not is_dequantized and out.shape == stored.shape
+            room = out if takes_all else np.empty_like(stored)
+            stored = self._shards.load_checked(position, stored, room)
+            if takes_all:
+                return
+            stored = stored[first:]
+        if is_dequantized:
+            scale, offset = self._shards.quantization(position)
+            dequantize_array(stored[: len(out)], scale, offset, out)
+        else:
+            out[...] = stored[tuple(map(slice, out.shape))]
 
     def read_ahead(self, arrays: Sequence[NDArray[Any]]) -> AbstractContextManager[None]:
         """Return the context to read arrays in: from a disk, all are requested before the

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, repeat
-from threading import current_thread
 from time import perf_counter
 from typing import Any, Unpack
 
@@ -24,8 +21,9 @@ from torch.utils.data import Subset
 from featcache.device import parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
 from featcache.loader.dataset import FeatureDataset
-from featcache.loader.sampler import Batching, BucketBatchSampler, no_state, other_rows
+from featcache.loader.sampler import Batching, BucketBatchSampler, other_rows
 from featcache.loader.shards_ahead import Reading, ShardsAhead, in_object_stores
+from featcache.loader.threads import Task, Threads
 from featcache.loader.transfer import Gathered, Transfer, transfer_to
 from featcache.loader.utterances import ByName, DatasetVersion, by_version
 
@@ -37,11 +35,8 @@ _SHORT = 1.2e-3
 """Seconds. Handing over a batch from a thread takes 0.1 to 0.4 ms, which is more than two
 threads gain if a batch takes less than this."""
 
-_NAME = "featcache-loader"
-"""The beginning of the names of threads."""
-
-_UNTIL_TRIAL = 32
-"""The batches that threads make until the iteration tries again to make one itself."""
+_MOST_UNTIL_TRIAL = 64
+"""The most batches that threads make until the iteration tries again to make one itself."""
 
 
 class DataLoader:
@@ -172,14 +167,11 @@ class DataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training in the epoch, after the batches that it has received.
         Raises ArgumentError if the sampler keeps no state."""
-        state = self._stateful().state_dict(consumed=self._consumed)
+        sampler = self._stateful()
+        # The sampler may be in another pass.
+        consumed = min(sampler.given, self._latest.received)
+        state = sampler.state_dict(consumed=consumed)
         return {"sampler": state, "rows": self.dataset.digest}
-
-    @property
-    def _consumed(self) -> int:
-        """The batches of the sampler's pass that training has received: it may be another
-        pass."""
-        return min(int(self.batch_sampler.given), self._latest.received)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration yield what was left when the state was taken, as of a
@@ -188,11 +180,13 @@ class DataLoader:
         try:
             inner = state["sampler"]
         except (KeyError, TypeError) as error:
-            raise no_state("DataLoader") from error
+            raise ArgumentError(
+                "this is not the state of a DataLoader: give what its state_dict returned"
+            ) from error
         sampler = self._stateful()
         digest = self.dataset.digest
         if state.get("rows", digest) != digest:
-            raise other_rows(len(self.dataset))
+            raise ArgumentError(other_rows(len(self.dataset)))
         sampler.load_state_dict(inner)
         self._latest.ended = None
 
@@ -235,41 +229,44 @@ class DataLoader:
             shards = ShardsAhead(self.dataset)
             upcoming = shards.windows(map(_rows_of, batches), batches)
         needs_threads = self.device.type != "cpu" or self.transform is not None
-        ahead = _Ahead(self._threads, needs_threads=needs_threads)
+        with Threads(self._threads, "featcache-loader") as threads:
+            ahead = _Ahead(threads, needs_threads=needs_threads)
 
-        def prepare(count: int) -> None:
+            def prepare(count: int) -> None:
+                try:
+                    for rows, reading in islice(upcoming, count):
+                        ahead.append(partial(self._make, rows, epoch, reading))
+                except Exception as error:  # noqa: BLE001 - raised in the batch's place
+                    ahead.append(partial(_fail, error))
+
             try:
-                for rows, reading in islice(upcoming, count):
-                    ahead.append(partial(self._make, rows, epoch, reading))
-            except Exception as error:  # noqa: BLE001 - raised in the batch's place
-                ahead.fail(error)
-
-        try:
-            prepare(self.prefetch)
-            while ahead:
-                made = ahead.pop()
-                prepare(1)
-                progress.received += 1
-                progress.ended = None if ahead else epoch
-                # Once popped, only training refers to the batch, and frees its memory.
-                mark = made.pop()
-                batch = made.pop()
-                self._transfer.make_ready(mark, batch)
-                given = perf_counter()
-                progress.waited += given - started
-                yield batch
-                if os.getpid() != process:
-                    raise FeatcacheError(
-                        "an iteration cannot continue in a forked process: begin another"
-                    )
-                started = perf_counter()
-                ahead.trained = started - given
-                del batch
-            progress.ended = epoch
-            if self._latest is progress:
-                self._end_epoch()
-        finally:
-            ahead.close(shards)
+                prepare(self.prefetch)
+                while ahead:
+                    made = ahead.pop()
+                    prepare(1)
+                    progress.received += 1
+                    progress.ended = None if ahead else epoch
+                    # Once popped, only training refers to the batch, and frees its memory.
+                    mark = made.pop()
+                    batch = made.pop()
+                    self._transfer.make_ready(mark, batch)
+                    given = perf_counter()
+                    progress.waited += given - started
+                    yield batch
+                    if os.getpid() != process:
+                        raise FeatcacheError(
+                            "an iteration cannot continue in a forked process: begin another"
+                        )
+                    started = perf_counter()
+                    ahead.trained = started - given
+                    del batch
+                progress.ended = epoch
+                if self._latest is progress:
+                    self._end_epoch()
+            finally:
+                threads.cancel()
+                if shards is not None:
+                    shards.close()
 
     def _end_epoch(self) -> None:
         """Begin the next epoch if training has received all batches of this one."""
@@ -372,15 +369,15 @@ class _Ahead:
     """The batches that are prepared ahead, in their order. Threads make them; or the iteration
     itself, if training would only wait, and batches are short. Both make the same batches."""
 
-    def __init__(self, num_threads: int, *, needs_threads: bool) -> None:
+    def __init__(self, threads: Threads, *, needs_threads: bool) -> None:
         self.trained = math.inf
         """Seconds between the last two batches that training did not wait."""
-        self._threads = ThreadPoolExecutor(num_threads, _NAME)
-        self._tasks: deque[Future[list[Any]] | Callable[[], list[Any]]] = deque()
-        """The batches that threads make, and those that are left to `pop`."""
+        self._threads = threads
+        self._tasks: deque[Task[list[Any]]] = deque()
         self._for_threads: float = math.inf if needs_threads else 0
         """The number of batches that threads make before the next trial."""
-        self._was_short = True
+        self._until_trial = 1
+        self._was_short = False
         """True if the latest batch that the iteration made was short."""
 
     def __len__(self) -> int:
@@ -388,57 +385,42 @@ class _Ahead:
 
     def append(self, make: Callable[[], list[Any]]) -> None:
         """Let a thread make a batch, or leave it to `pop`."""
+        task = Task(make)
+        self._tasks.append(task)
         if self._for_threads or self.trained > _SHORT / 4:
             self._for_threads = max(0, self._for_threads - 1)
-            self._tasks.append(self._threads.submit(make))
-        else:
-            self._tasks.append(make)
-
-    def fail(self, error: Exception) -> None:
-        """Let `pop` raise an error in the place of a batch."""
-        failed: Future[list[Any]] = Future()
-        failed.set_exception(error)
-        self._tasks.append(failed)
+            self._threads.start(task)
 
     def pop(self) -> list[Any]:
         """Make the next batch, or wait for the thread that makes it."""
-        if isinstance(self._tasks[0], Future):
-            return _result(self._tasks.popleft())
+        task = self._tasks.popleft()
+        if task.is_for_thread:
+            return task.result()
         started = perf_counter()
         if torch.is_inference_mode_enabled():  # which threads do not inherit
             with torch.inference_mode(False):
-                made = _result(self._tasks.popleft())
+                made = task.result()
         else:
-            made = _result(self._tasks.popleft())
+            made = task.result()
         was_short, self._was_short = self._was_short, perf_counter() - started < _SHORT
-        # After one long batch, try again: the machine may have been busy for a moment.
-        if not (was_short or self._was_short):
-            self._for_threads = _UNTIL_TRIAL
-            for place, waiting in enumerate(self._tasks):
-                if not isinstance(waiting, Future):
-                    self._tasks[place] = self._threads.submit(waiting)
+        if self._was_short:
+            self._until_trial = 1
+            return made
+        if was_short:  # the machine may have been busy for a moment: try again
+            return made
+        self._for_threads = self._until_trial
+        self._until_trial = min(2 * self._until_trial, _MOST_UNTIL_TRIAL)
+        for waiting in self._tasks:
+            if not waiting.is_for_thread:
+                self._threads.start(waiting)
         return made
 
-    # At the interpreter's exit, the module's names may be gone: hence the default.
-    def close(
-        self, shards: ShardsAhead | None, is_ending: Callable[[], bool] = sys.is_finalizing
-    ) -> None:
-        """Make no batch that has not begun, fetch no more shards, and wait for the threads."""
-        if is_ending():
-            return
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        if shards is not None:
-            shards.close()
-        # An iteration that is garbage may be collected in one of its own threads.
-        if not current_thread().name.startswith(_NAME):
-            self._threads.shutdown()
 
-
-def _result(task: Future[list[Any]] | Callable[[], list[Any]]) -> list[Any]:
+def _fail(error: Exception) -> list[Any]:
     try:
-        return task.result() if isinstance(task, Future) else task()
+        raise error
     finally:
-        del task  # the traceback of an error has this frame
+        del error  # whose traceback holds this frame
 
 
 def _rows_of(batch: Iterable[int]) -> list[int]:

@@ -203,26 +203,28 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         shared_in: str | Path | None = None,
     ) -> None:
         self.cache = cache
-        self.versions = versions_of(cache, codebooks, padding_value)
-        self.names = [version.name for version in self.versions]
+        versions = versions_of(cache, codebooks, padding_value)
+        self.names = [version.name for version in versions]
         self._epoch = Epoch(0, is_followed=crop is not None)
         if not isinstance(crop, Crop | NoneType):
             crop = Crop(frames=crop)
         choices = Choices(where, skip_missing, on_changed, copies, columns, classes)
         if shared_in is None:
-            self._read(manifest, choices, crop)
+            self._read(versions, manifest, choices, crop)
         elif shared_in == "":
             raise ArgumentError("shared_in is empty: give a folder of this machine")
         else:
-            self._share(Path(shared_in), manifest, choices, crop)
+            self._share(Path(shared_in), versions, manifest, choices, crop)
 
-    def _read(self, manifest: Any, choices: Choices, crop: Crop | None) -> None:
+    def _read(
+        self, versions: Sequence[DatasetVersion], manifest: Any, choices: Choices, crop: Crop | None
+    ) -> None:
         """Read the manifest, and find its rows in the versions."""
-        utterances, self.skipped = find_utterances(self.versions, manifest, choices)
+        utterances, self.skipped = find_utterances(versions, manifest, choices)
         self.dropped: list[str] = []
         self._windows: Windows | None = None
         if crop is not None:
-            axes = [version.cache.spec.axis for version in self.versions]
+            axes = [version.cache.spec.axis for version in versions]
             lengths = [version.values_of(version.cache.lengths) for version in utterances.versions]
             longest = [int(of_version.max(initial=0)) for of_version in lengths]
             self._windows = Windows(crop, axes, longest)
@@ -230,16 +232,23 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self.columns, self.classes = utterances.columns, utterances.classes
         self.versions = utterances.versions
         # A cache's own ids are not pickled with the dataset.
-        self._ids = None if utterances.ids is self.versions[0].cache.ids else utterances.ids
+        self._ids = None if utterances.ids is versions[0].cache.ids else utterances.ids
 
-    def _share(self, folder: Path, manifest: Any, choices: Choices, crop: Crop | None) -> None:
+    def _share(
+        self,
+        folder: Path,
+        versions: Sequence[DatasetVersion],
+        manifest: Any,
+        choices: Choices,
+        crop: Crop | None,
+    ) -> None:
         """Map the rows of the manifest from a file; if it is missing, read them, and write it."""
-        caches = [version.cache for version in self.versions]
+        caches = [version.cache for version in versions]
         path = file_of_rows(folder, caches, manifest, choices, [self.names, crop])
 
         @cache
         def read() -> dict[str, Any]:
-            self._read(manifest, choices, crop)
+            self._read(versions, manifest, choices, crop)
             names = ("classes", "skipped", "dropped", "_windows")
             return self._arrays() | {name: vars(self)[name] for name in names}
 
@@ -253,6 +262,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
                 stacklevel=3,
             )
             return
+        self.versions = [*versions]
         self._map(shared.value())
         shared.parts = self._parts
         self._shared = shared
@@ -312,23 +322,30 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, row: SupportsIndex) -> dict[str, Any]:
         try:
-            position = operator.index(row)
+            rows = self.rows_at([operator.index(row)])
         except TypeError:
             raise ArgumentError(
                 f"{row!r}: give the position of an utterance; dataset.batch(range(3)) reads several"
             ) from None
-        return self.item_in(self.epoch, position)
+        return self.item_in(self.epoch, rows)
 
-    def item_in(self, epoch: int, row: int) -> dict[str, Any]:
-        """Return the item of a row in an epoch."""
-        batch = self.batch_in(epoch, [row], lambda ranges: ranges.gather()[0])
-        item = Item({"id": batch.pop("ids")[0], "features": batch.pop("features")})
-        del batch["lengths"]
-        for name, values in batch.items():
-            value = values[0]
-            if isinstance(value, torch.Tensor) and not value.ndim:
+    def item_in(self, epoch: int, row: Ints) -> dict[str, Any]:
+        """Return the item of a row, int64 `[1]`, in an epoch."""
+        position = int(row[0])
+        all_ranges = self.frame_ranges(row, epoch)
+        features = [
+            ranges.read(lambda ranges: ranges.gather()[0], _stay)[0] for ranges in all_ranges
+        ]
+        item = Item({"id": self.ids[position], "features": self.named(features)})
+        for name, column in self.columns.items():
+            value = column[position]
+            if isinstance(value, np.generic):
                 value = value.item()
+            elif isinstance(value, np.ndarray):
+                value = torch.from_numpy(value.copy())
             item[name] = value
+        times = self._crop_times(all_ranges)
+        item.update((name, float(of_row[0])) for name, of_row in times.items())
         return item
 
     def __getitems__(self, rows: Sequence[int]) -> Items:
@@ -567,7 +584,7 @@ class Items(UserList[dict[str, Any]]):
         """The items."""
         epoch = self.dataset.epoch_of(self.rows)
         rows = self.dataset.rows_at(self.rows)
-        return [self.dataset.item_in(epoch, row) for row in rows.tolist()]
+        return [self.dataset.item_in(epoch, row[None]) for row in rows]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (self.data,)

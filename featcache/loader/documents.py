@@ -78,7 +78,7 @@ class Documents(NamedTuple):
     counts: Ints
     """The frames of each in each version of frames, `[versions, documents]`."""
 
-    def take(self, numbers: Ints) -> Documents:
+    def take(self, numbers: Ints | slice) -> Documents:
         """Return some documents, in their order."""
         return Documents._make(column[..., numbers] for column in self)
 
@@ -142,8 +142,8 @@ class Source:
         digest: A hash of the lengths of all utterances.
     """
 
-    def __init__(self, number: int, name: str, dataset: FeatureDataset, budget: Budget) -> None:
-        self.number, self.name, self.dataset, self._budget = number, name, dataset, budget
+    def __init__(self, number: int, dataset: FeatureDataset, budget: Budget) -> None:
+        self.number, self.dataset, self._budget = number, dataset, budget
         self._latest: tuple[tuple[int, ...], int, Ints] = (), 0, np.empty(0, np.int64)
         """The latest rows that were shuffled: their pass, and the place of the first."""
         self.kept = self.tokens = self.sizes = self.longest = 0

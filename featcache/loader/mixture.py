@@ -131,22 +131,34 @@ class Mixture:
 
 def _batched(dataset: FeatureDataset) -> dict[str, Any]:
     """Return what must be the same in all sources, so that one batch can hold them."""
-    versions = dataset.versions
-    pairs = [(version, version.cache.spec) for version in versions]
-    rates = [spec.axis.exact_rate for _, spec in pairs if spec.axis.exact_rate]
-    # NaN is NaN as text.
-    padding = [str(np.asarray(version.padding_value).tolist()) for version in versions]
+    specs = {version.name: version.cache.spec for version in dataset.versions}
+    rates = [spec.axis.exact_rate for spec in specs.values() if spec.axis.exact_rate]
     return {
-        "versions": dataset.names,
-        "dtypes": [spec.dtype for _, spec in pairs],
-        "shapes": [(spec.axis.kind, version.item_shape) for version, spec in pairs],
-        "sizes of codebooks": [spec.codebook_sizes[: version.codebooks] for version, spec in pairs],
-        "tracks of labels": [spec.has_labels for _, spec in pairs],
-        "values of padding": padding,
+        "versions": [*specs],
+        "dtypes": [spec.dtype for spec in specs.values()],
+        "shapes": [
+            (version.cache.spec.axis.kind, item_shape_of(version)) for version in dataset.versions
+        ],
+        "sizes of codebooks": [
+            version.cache.spec.codebook_sizes[: version.codebooks] for version in dataset.versions
+        ],
+        "tracks of labels": [spec.has_labels for spec in specs.values()],
+        "values of padding": [
+            # NaN is NaN as text.
+            str(np.asarray(version.padding_value).tolist())
+            for version in dataset.versions
+        ],
         "ratios of frame rates": [str(rate / rates[0]) for rate in rates],
         "columns": {name: _kind(column) for name, column in dataset.columns.items()},
         "classes": dataset.classes,
     }
+
+
+def item_shape_of(version: DatasetVersion) -> tuple[int, ...]:
+    """Return the shape of a frame or a vector in a batch."""
+    if version.codebooks is not None:
+        return (version.codebooks,)
+    return version.cache.spec.item_shape
 
 
 def _kind(column: TypedColumn) -> str:

@@ -16,7 +16,7 @@ from featcache.loader.dataset import FeatureDataset
 from featcache.loader.documents import Overflow, Packing
 from featcache.loader.mixture import Mixture
 from featcache.loader.packed_batch import OWN_KEYS, PackedBatch
-from featcache.loader.packed_rows import PackedRows
+from featcache.loader.packed_rows import Batch, PackedRows
 from featcache.loader.utterances import DatasetVersion
 
 _ONLY = "data"
@@ -60,8 +60,6 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
 
     With several versions, all but the last three items are dictionaries by the versions'
     names. Rows of another version have as many frames as last as long, rounded up.
-
-    For `len(loader)`, the whole epoch is packed; a mixture without an end raises TypeError.
 
     The loader is also an `IterableDataset`: torchdata's
     `StatefulDataLoader(loader, batch_size=None, num_workers=2)` shares the batches of a rank
@@ -121,7 +119,16 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
             raise ArgumentError(
                 f"the column {hidden[0]!r} would hide the batch's own: leave it out by columns="
             )
-        packing = Packing(tokens, rows, overflow, window, spare, seed, rank, world_size)
+        packing = Packing(
+            tokens=tokens,
+            rows=rows,
+            overflow=overflow,
+            window=window,
+            spare=spare,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+        )
         self.mixture = mixture
         self._packed = PackedRows(mixture, packing)
         batches: Any = self._packed
@@ -135,7 +142,8 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         )
         self._packed.remember(self.prefetch + 2)
         self._makes_batches = True
-        self.long = {source.name: source.long for source in self._packed.sources}
+        pairs = zip(mixture.sources, self._packed.sources, strict=True)
+        self.long = {name: source.long for name, source in pairs}
         num_long, num_tokens = map(sum, zip(*self.long.values(), strict=True))
         if num_long:
             treated = "split" if overflow == "split" else "left out"
@@ -166,6 +174,11 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         triples = zip(self.mixture.sources, self._packed.shares, reached, strict=True)
         return {name: Share(asked, amount / total, amount) for name, asked, amount in triples}
 
+    def __len__(self) -> int:
+        """Return the number of batches of the epoch, for which all of it is packed. Raises
+        TypeError for a mixture without an end."""
+        return len(self._packed)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of training after the batches that it has received: plain numbers and
         text, for all ranks at the same step."""
@@ -179,10 +192,16 @@ class PackedLoader(DataLoader, IterableDataset[dict[str, Any]]):
         self._latest.ended = None
 
     @property
+    def _consumed(self) -> int:
+        """The batches of the sampler's pass that training has received."""
+        return min(self._packed.given, self._latest.received)
+
+    @property
     def _versions(self) -> list[DatasetVersion]:
         return self.mixture.versions
 
     def _read(self, rows: list[Any], epoch: int) -> dict[str, Any]:
-        documents, row_of = rows
-        budget, move = self._packed.budget, self._transfer.move
-        return PackedBatch(self.mixture, budget, documents, row_of, self._gather, move).read()
+        batch = Batch(*rows)
+        return PackedBatch(
+            self.mixture, self._packed.budget, batch, self._gather, self._transfer.move
+        ).read()

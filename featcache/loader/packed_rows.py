@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -22,8 +23,10 @@ from featcache.errors import MOST_COUNTED, ArgumentError, listing, require_int
 from featcache.loader.documents import Budget, Documents, Packing, Source, frame_versions
 from featcache.loader.mixture import Mixture
 from featcache.loader.packing import best_fit, in_balance
-from featcache.loader.sampler import no_state, other_rows
+from featcache.loader.sampler import other_rows
 from featcache.spec import Ints
+
+_NO_STATE = "this is not the state of a PackedLoader: give what its state_dict returned"
 
 _AT_ONCE = 64
 """The fewest utterances to draw from a source at once."""
@@ -74,10 +77,13 @@ class Window(NamedTuple):
         """The number of rows."""
         return len(self.amounts)
 
-    def documents_of(self, rows: Ints) -> tuple[Documents, Ints]:
+    def documents_of(self, rows: range) -> tuple[Documents, Ints]:
         """Return the documents of some rows, and how many each row has."""
-        starts = self.starts[rows]
-        counts = self.starts[rows + 1] - starts
+        starts = self.starts[rows.start : rows.stop : rows.step]
+        ends = self.starts[rows.start + 1 : rows.stop + 1 : rows.step]
+        counts = ends - starts
+        if len(rows) and rows.step == 1:
+            return self.documents.take(slice(starts[0], ends[-1])), counts
         before = np.cumsum(counts) - counts
         numbers = np.repeat(starts - before, counts) + np.arange(counts.sum())
         return self.documents.take(numbers), counts
@@ -97,25 +103,22 @@ class PackedRows:
     def __init__(self, mixture: Mixture, packing: Packing) -> None:
         self.mixture, self.packing = mixture, packing
         self.budget = budget = Budget(mixture.first, packing)
-        self.sources = [
-            Source(number, name, dataset, budget)
-            for number, (name, dataset) in enumerate(mixture.sources.items())
-        ]
-        for source in self.sources:
+        datasets = enumerate(mixture.sources.values())
+        self.sources = [Source(number, dataset, budget) for number, dataset in datasets]
+        for name, source in zip(mixture.sources, self.sources, strict=True):
             if packing.overflow == "error" and source.long[0]:
                 raise ArgumentError(
-                    f"{source.long[0]:,} utterances of {source.name!r} are longer than "
-                    f"{budget.most:,} tokens, the longest has {source.longest:,}: raise tokens=, "
-                    'or choose overflow="split" or "drop"'
+                    f"{source.long[0]:,} utterances of {name!r} are longer than {budget.most:,} "
+                    f"tokens, the longest has {source.longest:,}: raise tokens=, or choose "
+                    'overflow="split" or "drop"'
                 )
             if not source.tokens:
-                what = f"no utterance of {source.name!r}"
-                raise ArgumentError(f"{what} fits into {budget.most:,} tokens")
-        for source, share in zip(self.sources, self.shares, strict=True):
+                raise ArgumentError(f"no utterance of {name!r} fits into {budget.most:,} tokens")
+        for name, share in zip(mixture.sources, self.shares, strict=True):
             if not share:
                 raise ArgumentError(
-                    f"the share of {source.name!r} is 0 at temperature={mixture.temperature:g}: "
-                    "raise temperature or its weight, or leave the source out"
+                    f"the share of {name!r} is 0 at temperature={mixture.temperature:g}: raise "
+                    "temperature or its weight, or leave the source out"
                 )
         self.remembered = 1
         """The number of latest batches for which `position` is known."""
@@ -207,13 +210,13 @@ class PackedRows:
                 if rules.get(name) != own_rules.get(name)
             ]
         except (KeyError, TypeError, AttributeError, ArgumentError) as error:
-            raise no_state("PackedLoader") from error
+            raise ArgumentError(_NO_STATE) from error
         if digest != self._digest:
-            raise other_rows(sum(len(source.dataset) for source in self.sources))
+            raise ArgumentError(other_rows(sum(len(source.dataset) for source in self.sources)))
         if changed:
             raise ArgumentError(f"the state is of other rows: {listing(changed)}")
         if not self._has(position):
-            raise no_state("PackedLoader")
+            raise ArgumentError(_NO_STATE)
         self.go_to(position)
 
     def _has(self, position: Position) -> bool:
@@ -228,8 +231,8 @@ class PackedRows:
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256()
-        for source in self.sources:
-            digest.update(f"{source.name!r} {source.dataset.digest} {source.digest} ".encode())
+        for name, source in zip(self.mixture.sources, self.sources, strict=True):
+            digest.update(f"{name!r} {source.dataset.digest} {source.digest} ".encode())
         return digest.hexdigest()
 
     @property
@@ -265,7 +268,7 @@ class PackedRows:
         pairs = zip(self._sizes, self._units, strict=True)
         weights = [size * unit for size, unit in pairs]
         if self.mixture.weights is not None:
-            weights = [float(self.mixture.weights[source.name]) for source in self.sources]
+            weights = [float(self.mixture.weights[name]) for name in self.mixture.sources]
         largest = max(weights)
         powers = [(weight / largest) ** (1 / self.mixture.temperature) for weight in weights]
         # The last digits of a power may differ between machines.
@@ -386,12 +389,13 @@ class PackedRows:
         return row_of, num_rows
 
     @cached_property
-    def rows_of_rank(self) -> Ints:
-        """The numbers of this rank's rows among the rows of a step, int64 `[rows]`."""
+    def rows_of_rank(self) -> range:
+        """The numbers of this rank's rows among the rows of a step."""
         packing = self.packing
         if self.mixture.one_source:
-            return np.arange(packing.rows) + packing.rank * packing.rows
-        return np.arange(packing.rank, packing.rows_of_step, packing.world_size)
+            first = packing.rank * packing.rows
+            return range(first, first + packing.rows)
+        return range(packing.rank, packing.rows_of_step, packing.world_size)
 
 
 class _Pass(Iterator[Batch]):
@@ -438,10 +442,12 @@ class _Pass(Iterator[Batch]):
         own = self._packed.rows_of_rank
         documents, rows, begin = [], [], 0
         for window, first, count in steps[number]:
-            inside = np.flatnonzero((own >= begin) & (own < begin + count))
-            taken, counts = window.documents_of(own[inside] - begin + first)
+            inside = slice(bisect_left(own, begin), bisect_left(own, begin + count))
+            shift, numbers = first - begin, own[inside]
+            in_window = range(numbers.start + shift, numbers.stop + shift, numbers.step)
+            taken, counts = window.documents_of(in_window)
             documents.append(taken)
-            rows.append(np.repeat(inside, counts))
+            rows.append(np.repeat(np.arange(inside.start, inside.stop), counts))
             begin += count
         return Batch(Documents.joined(documents), np.concatenate(rows))
 

@@ -37,6 +37,8 @@ SPREAD = 1 / 32
 _CHUNK = 1 << 16
 _MOST_SHARDS = 1 << 24
 
+_NO_STATE = "this is not the state of a BucketBatchSampler: give what its state_dict returned"
+
 
 class Batching(TypedDict, total=False):
     """The arguments of `BucketBatchSampler` that do not follow from the dataset."""
@@ -197,14 +199,14 @@ class BucketBatchSampler(Sampler[list[int]]):
             ]
             digest = state["rows"] if "rows" in state else state["lengths"]
         except (KeyError, TypeError, AttributeError, ArgumentError) as error:
-            raise no_state("BucketBatchSampler") from error
+            raise ArgumentError(_NO_STATE) from error
         if "rows" not in state:
             raise ArgumentError(
                 f"the state is of an earlier release, which did not record its rows: "
                 f"begin the epoch again, with set_epoch({epoch})"
             )
         if digest != self._digest:
-            raise other_rows(len(self.lengths))
+            raise ArgumentError(other_rows(len(self.lengths)))
         first = parts.pop()[1] if parts and parts[-1][0] == self.rules else 0
         self._turn_to(epoch, parts, first)
         self.has_epoch = True
@@ -302,18 +304,13 @@ class _Pass(Iterator[list[int]]):
             self.sampler.lengths, positions, rules, self.epoch, self.sampler.shards
         )
         if num_seen > len(batches):
-            raise no_state("BucketBatchSampler")
+            raise ArgumentError(_NO_STATE)
         return batches
 
 
-def no_state(kind: str) -> ArgumentError:
-    """Return the error for something that is not the state of a sampler or loader."""
-    return ArgumentError(f"this is not the state of a {kind}: give what its state_dict returned")
-
-
-def other_rows(count: int) -> ArgumentError:
-    """Return the error for a state over other rows."""
-    return ArgumentError(
+def other_rows(count: int) -> str:
+    """Return the message about a state over other rows."""
+    return (
         f"the state is for other utterances than these {count:,}, or for other shards: resume "
         "with the same dataset, in the same order, or begin the epoch again"
     )
@@ -361,7 +358,7 @@ def _checked_shards(
     return np.ascontiguousarray(array, np.uint32)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rules:
     """The checked arguments of `BucketBatchSampler` that are the same for all ranks."""
 
@@ -376,13 +373,14 @@ class Rules:
     def __post_init__(self) -> None:
         if self.max_frames is None and self.batch_size is None:
             raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
-        self.seed = require_int("seed", self.seed, 0)
-        self.world_size = require_int("world_size", self.world_size, 1, 1 << 20)
+        values = vars(self)
+        values["seed"] = require_int("seed", self.seed, 0)
+        values["world_size"] = require_int("world_size", self.world_size, 1, 1 << 20)
         for name in ("max_frames", "batch_size", "shards_in_memory"):
-            value = getattr(self, name)
-            if value is not None:
-                setattr(self, name, require_int(name, value, 1, MOST_COUNTED))
-        self.shuffle, self.drop_last = bool(self.shuffle), bool(self.drop_last)
+            if values[name] is not None:
+                values[name] = require_int(name, values[name], 1, MOST_COUNTED)
+        values["shuffle"] = bool(self.shuffle)
+        values["drop_last"] = bool(self.drop_last)
 
 
 @dataclass(frozen=True)

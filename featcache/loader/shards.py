@@ -61,6 +61,15 @@ class Shards:
         )
         self._readahead = Readahead()
 
+    def utterance(self, position: int) -> NDArray[Any]:
+        """Map all frames of an utterance, `[frames, *item_shape]`, read-only."""
+        shard, first = self._place(position)
+        return self._slices([shard], [first], [first + int(self.index.num_frames[position])])[0]
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return the number of an utterance's shard, and its first frame there."""
+        return int(self.index.shard[position]), int(self.index.first_frame[position])
+
     def frames(self, spans: Spans) -> list[NDArray[Any]]:
         """Map some frames of several utterances, read-only."""
         shards = self.index.shard[spans.positions].tolist()
@@ -78,7 +87,7 @@ class Shards:
         """Read all frames of an utterance, mapped as `frames`, from the file into the
         beginning of `out`, and compare them with their checksum; once for each shard, also
         its scales and offsets, or labels. Returns the view."""
-        shard, first = int(self.index.shard[position]), int(self.index.first_frame[position])
+        shard, first = self._place(position)
         loaded = out[: len(frames)]
         self._read_into(loaded, shard, first, frames)
         if crc32c(loaded) != self._checksum(position, shard):

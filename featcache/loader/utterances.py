@@ -67,12 +67,8 @@ class DatasetVersion:
     is_column: bool = False
     """True if the version gives a column of the same name, and is not read itself."""
 
-    @property
-    def item_shape(self) -> tuple[int, ...]:
-        """The shape of a frame or a vector in a batch."""
-        if self.codebooks is None:
-            return self.cache.spec.item_shape
-        return (self.codebooks,)
+    def __post_init__(self) -> None:
+        check_codebooks(self.cache.spec, self.codebooks)
 
     def find(self, ids: Strings) -> DatasetVersion:
         """Return the version with the positions of these utterances."""
@@ -210,12 +206,12 @@ def versions_of(
         raise ArgumentError("cache is empty: give an opened cache, or several by name")
     codebooks_of = by_version(cache, "codebooks", codebooks)
     value_of: dict[str, float | Literal["silence"]] = by_version(cache, "padding_value", padding)
-    versions = []
-    for name, opened in caches.items():
-        most = check_codebooks(opened.spec, codebooks_of.get(name))
-        value = padding_of(opened, value_of.get(name, 0))
-        versions.append(DatasetVersion(name, opened, most, value))
-    return versions
+    return [
+        DatasetVersion(
+            name, opened, codebooks_of.get(name), padding_of(opened, value_of.get(name, 0))
+        )
+        for name, opened in caches.items()
+    ]
 
 
 def by_version(cache: ByName[Cache], what: str, value: ByName[_Value] | None) -> dict[str, _Value]:

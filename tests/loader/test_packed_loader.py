@@ -113,9 +113,9 @@ def test_checked_and_quantised_features_are_those_of_the_cache(
     monkeypatch.setattr(
         cache._shards, "frames", lambda spans: requests.append(spans) or frames_of(spans)
     )
-    loader, same = packed(featcache.FeatureDataset(cache)), featcache.open(tmp_path)
+    loader = packed(featcache.FeatureDataset(cache))
     for (id_, _), frames in all_documents(loader):
-        np.testing.assert_array_equal(frames, same[id_])
+        np.testing.assert_array_equal(frames, cache[id_])
     assert len(requests) == len(loader)  # all of a batch at once, which a bucket answers so
 
 

@@ -1,98 +1,120 @@
-"""The threads of featcache.DataLoader: how they end."""
+"""Threads that make batches: what they hand over, and how they end."""
 
-import os
+import gc
 import subprocess
 import sys
 import threading
+import weakref
+from functools import partial
 
 import pytest
-from forking import MOST_SECONDS, wait_until
 
-import featcache
-from featcache import DataLoader, FeatureDataset
+from featcache.loader.threads import Task, Threads
 
 
-@pytest.fixture(scope="module")
-def dataset(folder):
-    return FeatureDataset(featcache.open(folder))
+def start(threads, call):
+    """Have a thread make a call."""
+    task = Task(call)
+    threads.start(task)
+    return task
 
 
-def loader_threads():
-    return [one for one in threading.enumerate() if one.name.startswith("featcache-loader")]
+def test_results_are_those_of_the_calls_in_their_order():
+    with Threads(3, "test") as threads:
+        tasks = [start(threads, partial(pow, number, 2)) for number in range(100)]
+        assert [task.result() for task in tasks] == [number**2 for number in range(100)]
 
 
-def test_one_of_the_threads_may_end_them_all(dataset):
-    """As the garbage collector does."""
-    has_batch, is_closed = threading.Event(), threading.Event()
-
-    def transform(batch):
-        if batch["ids"] == [dataset.ids[1]]:
-            has_batch.wait(MOST_SECONDS)
-            batches.close()
-            is_closed.set()
-        return batch
-
-    batches = iter(DataLoader(dataset, [[0], [1], [2]], transform=transform))
-    next(batches)
-    has_batch.set()
-    assert is_closed.wait(MOST_SECONDS)
-    assert list(batches) == []
-    wait_until(lambda: not loader_threads())
+def test_an_error_is_raised_where_its_result_is_wanted():
+    with Threads(2, "test") as threads:
+        good, bad, after = (start(threads, partial(divmod, 7, divisor)) for divisor in (2, 0, 3))
+        assert good.result() == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            bad.result()
+        assert after.result() == (2, 1)
 
 
-def test_an_interrupt_before_the_first_batch_ends_them(dataset, monkeypatch):
+class Batch:
+    """Something that a call has in memory."""
+
+
+def test_an_error_that_was_raised_keeps_nothing_of_its_call():
+    batches = []
+
+    def fail() -> None:
+        batch = Batch()
+        batches.append(weakref.ref(batch))
+        raise ValueError
+
+    gc.disable()  # which would free them later, and not at once
+    try:
+        with Threads(1, "test") as threads, pytest.raises(ValueError):  # noqa: PT011
+            start(threads, fail).result()
+        assert batches[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_one_of_the_threads_may_end_them_all():
+    with Threads(2, "test-own") as threads:
+        start(threads, partial(threads.__exit__, None, None, None)).result()
+        others = threading.enumerate()
+    names = [thread.name for thread in others if thread.name.startswith("test-own")]
+    assert len(names) <= 1
+
+
+def test_an_interrupt_before_the_context_ends_them(monkeypatch):
     begin = threading.Thread.start
 
     def interrupted(thread):
-        if thread.name == "featcache-loader_1":
+        if thread.name == "test-interrupt_2":
             raise KeyboardInterrupt
         begin(thread)
 
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    batches = iter(DataLoader(dataset, [[0], [1]], transform=lambda batch: batch))
+    begun = Threads(2, "test-interrupt")
+    del begun
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            next(batches)
-    assert not loader_threads()
+            Threads(3, "test-interrupt")
+    gc.collect()
+    assert not [one for one in threading.enumerate() if one.name.startswith("test-interrupt")]
 
 
-def test_the_end_waits_for_batches_in_progress_and_makes_no_others(dataset, monkeypatch):
-    may_end, made = threading.Event(), []
+def test_the_end_waits_for_calls_that_run_and_makes_no_others():
+    begun, may_end, made = threading.Event(), threading.Event(), []
 
-    def transform(batch):
-        if made:
-            may_end.wait(MOST_SECONDS)
-        made.append(batch["ids"])
-        return batch
+    def first() -> None:
+        begun.set()
+        may_end.wait()
+        made.append("first")
 
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    batches = iter(DataLoader(dataset, [[0], [1], [2]], transform=transform, prefetch=3))
-    next(batches)
-    threading.Timer(0.2, may_end.set).start()
-    batches.close()
-    assert made == [[dataset.ids[0]], [dataset.ids[1]]]
-    assert not loader_threads()
+    with Threads(1, "test-end") as threads:
+        start(threads, first)
+        start(threads, partial(made.append, "second"))
+        begun.wait()
+        threads.cancel()
+        may_end.set()
+    assert made == ["first"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-end")]
 
 
-def test_an_interpreter_ends_in_the_middle_of_an_iteration(folder, dataset):
+def test_an_interpreter_ends_in_the_middle_of_an_iteration():
     program = """
-import sys
+from featcache.loader.threads import Task, Threads
 import time
 
-import featcache
+def batches():
+    with Threads(2, "test") as threads:
+        first = Task(lambda: "a batch")
+        threads.start(first)
+        threads.start(Task(lambda: print("another", time.sleep(0.2))))
+        yield first.result()
 
-dataset = featcache.FeatureDataset(featcache.open(sys.argv[1]))
-
-def transform(batch):
-    time.sleep(0.5 * (batch["ids"] != [dataset.ids[0]]))
-    print(*batch["ids"], flush=True)
-    return batch
-
-iteration = iter(featcache.DataLoader(dataset, [[0], [1]], transform=transform))
-next(iteration)
+iteration = batches()
+print(next(iteration))
 """
-    command = [sys.executable, "-c", program, str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
-    expected = f"{dataset.ids[0]}\n{dataset.ids[1]}\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, expected, "")
+    left = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (left.returncode, left.stdout, left.stderr) == (0, "a batch\nanother None\n", "")
