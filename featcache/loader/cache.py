@@ -71,14 +71,13 @@ class Cache:
     accessed.
 
     `featcache.open` makes caches, and lists errors. `index` is by default the index of all
-    shards; `places` are the places of local copies, the nearest first."""
+    shards; `places` are the places of local copies, the nearest first; `track_of` are a track's
+    version and name."""
 
     spec: FeatureSpec
     """The description of the features: shape of a frame, dtype, frame rate, units."""
     stored_dtype: np.dtype[Any]
     """The dtype on disk: the same as in `spec`, unless the features are quantised."""
-    _track_of: tuple[Cache, str] | None = None
-    """The cache of a track, and the track's name."""
 
     def __init__(
         self,
@@ -87,21 +86,29 @@ class Cache:
         check: bool = False,
         index: Index | None = None,
         places: Sequence[PlaceOf] = (),
-        shards: Shards | None = None,
+        track_of: tuple[Cache, str] | None = None,
     ) -> None:
         self.version, self.check, self._places = version, check, places
-        self.spec, self.stored_dtype = version.info.spec, version.dtype
-        self.index = _index_of(version) if index is None else index
-        self._shards = self._open_shards() if shards is None else shards
+        self.spec, self._track_of = version.info.spec, track_of
+        if track_of is not None:
+            of_version, name = track_of
+            self.spec = FeatureSpec.of(self.spec.sample_rate, of_version.spec.track(name))
+        self.stored_dtype = np.dtype(self.spec.stored_dtype)
+        self._shards = self._open_shards(_index_of(version) if index is None else index)
+        self.index = self._shards.index
         self._buffers = Buffers()
         self._tracks: dict[str, Cache] = {}
 
-    def _open_shards(self) -> Shards:
+    def _open_shards(self, index: Index) -> Shards:
+        if self._track_of is not None:
+            from featcache.loader.track import TrackShards
+
+            return TrackShards(self.version, index, self.track_name, self.check)
         if not self._places and isinstance(self.version.path, Path):
-            return Shards(self.version, self.index, check=self.check)
+            return Shards(self.version, index, check=self.check)
         from featcache.loader.local_copies import open_copied
 
-        return open_copied(self.version, self.index, self.check, self._places)
+        return open_copied(self.version, index, self.check, self._places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._track_of is not None:
@@ -176,16 +183,12 @@ class Cache:
         is no such track."""
         if name == MAIN:
             return self
-        if name in self._tracks:
-            return self._tracks[name]
-        from featcache.loader.track import TrackShards
+        if name not in self._tracks:
+            self._tracks.setdefault(name, self._open_track(name))
+        return self._tracks[name]
 
-        spec = FeatureSpec.of(self.spec.sample_rate, self.spec.track(name))
-        shards = TrackShards(self.version, self.index, name, self.check)
-        track = Cache(self.version, check=self.check, index=shards.index, shards=shards)
-        track.spec, track.stored_dtype = spec, np.dtype(spec.stored_dtype)
-        track._track_of = self, name
-        return self._tracks.setdefault(name, track)
+    def _open_track(self, name: str) -> Cache:
+        return Cache(self.version, check=self.check, index=self.index, track_of=(self, name))
 
     @property
     def track_name(self) -> str:

@@ -53,7 +53,7 @@ class Corpus(Cache):
     It is used as a `Cache` is. An utterance also has a position within its part:
     `corpus["train-07", 3]` is the fourth utterance of that part, and `corpus["train-07",
     "utt-1"]` the utterance of that id. An id alone is looked up in the first part that has
-    it. `corpus.part("train-07")` is a `Cache`.
+    it. `corpus.part("train-07")` is a `Cache`, and a track of a corpus is a corpus.
 
     `lengths` is made at the first look, 8 bytes for each utterance. All other columns stay
     mapped, and processes share them."""
@@ -66,11 +66,13 @@ class Corpus(Cache):
         parts: Sequence[_Part],
         check: bool = False,
         places: Sequence[PlaceOf] = (),
+        track_of: tuple[Cache, str] | None = None,
     ) -> None:
         self._path = path
         first = parts[0].version
         version = _VersionOfParts(open_store(path / first.path.name), first.info)
-        super().__init__(version, check=check, index=_JoinedIndex(parts), places=places)
+        index = _JoinedIndex(parts)
+        super().__init__(version, check=check, index=index, places=places, track_of=track_of)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._track_of is not None:
@@ -93,14 +95,8 @@ class Corpus(Cache):
         cache = Cache(part.version, check=self.check, index=part.index, places=self._places)
         return cache.track(self.track_name)
 
-    def track(self, name: str) -> Cache:
-        """Open a track of all parts, as `Cache.track` does. It is a corpus too."""
-        track = super().track(name)
-        if not isinstance(track, Corpus):
-            of_parts = Corpus.__new__(Corpus)
-            vars(of_parts).update(vars(track), _path=self._path)
-            track = self._tracks[name] = of_parts
-        return track
+    def _open_track(self, name: str) -> Cache:
+        return Corpus(self._path, self.index.parts, self.check, track_of=(self, name))
 
     def locate(self, position: int) -> tuple[str, int]:
         """Return the name of the part that has a position, and the position in it."""

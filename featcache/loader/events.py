@@ -42,11 +42,11 @@ class EventBatch(NamedTuple):
 
     @classmethod
     def joined(cls, batches: Sequence[EventBatch]) -> EventBatch:
-        """Join batches of one utterance each."""
+        """Join batches, one after the other."""
         import torch
 
         lengths = torch.cat([batch.lengths for batch in batches])
-        rows = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         labels: Any = [batch.labels for batch in batches]
         if isinstance(labels[0], torch.Tensor):
             labels = torch.cat(labels)

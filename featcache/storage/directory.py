@@ -45,7 +45,7 @@ from featcache.storage.files import (
 )
 
 _BLOCK_BYTES = 1 << 20
-"""The bytes to read at once. Fewer take more calls; more leave a core's own cache."""
+"""The bytes of a block. Fewer take more calls; more leave a core's own cache."""
 _SAID_BYTES = 1000
 
 _WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")
@@ -314,17 +314,16 @@ class _File:
     def blocks(self, mapped: NDArray[np.uint8]) -> Iterator[memoryview]:
         """Yield the whole file, which may be mapped, in blocks, each valid until the next.
 
-        What the page cache has is taken from the map, in half the time of a copy. The rest
-        is read: if the disk fails, that is an error, and no SIGBUS."""
+        What the page cache has is not copied, which takes half the time. The rest is read:
+        if the disk fails, that is an error, and no SIGBUS."""
         buffer = np.empty(min(self.num_bytes, _BLOCK_BYTES), np.uint8).data
         for start in range(0, self.num_bytes, _BLOCK_BYTES):
-            block = mapped[start : start + _BLOCK_BYTES]
-            if len(block) and enter_cached(block):
-                yield block.data
-            else:
-                copy = buffer[: self.num_bytes - start]
-                self.read_into(copy, start)
-                yield copy
+            part = mapped[start : start + _BLOCK_BYTES]
+            block = part.data
+            if not (len(part) and enter_cached(part)):
+                block = buffer[: self.num_bytes - start]
+                self.read_into(block, start)
+            yield block
 
 
 def _reading_error(error: OSError, path: str | Path) -> StoreError:

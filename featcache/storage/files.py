@@ -31,7 +31,7 @@ _ALLOCATED_BYTES = 1 << 20
 less of the CPU than to allocate it meanwhile."""
 
 _POPULATE_READ = 22
-"""`MADV_POPULATE_READ` of Linux 5.14, which Python does not name."""
+"""`MADV_POPULATE_READ`, of Linux 5.14."""
 
 _own: weakref.WeakSet[Lock] = weakref.WeakSet()
 _opening = threading.RLock()
@@ -223,9 +223,9 @@ def will_need(array: NDArray[Any]) -> None:
 
 
 def enter_cached(array: NDArray[np.uint8]) -> bool:
-    """Enter an array's part of a mapped file, which begins at a page, into the page table at
-    once, if the page cache has all of it. Then reading it needs no page faults and no disk.
-    Returns False if it has not, or the kernel is older than Linux 5.14."""
+    """Enter a part of a mapped file, from a page on, into the page table, if the page cache
+    has all of it: then reading it needs no disk. Returns False otherwise, and before Linux
+    5.14."""
     address = array.__array_interface__["data"][0]
     pages = np.empty(-(-array.nbytes // mmap.PAGESIZE), np.uint8)
     if _libc.mincore(address, array.nbytes, pages.ctypes.data) or not pages.all():

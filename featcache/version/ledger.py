@@ -113,16 +113,12 @@ def standing(failures: RowFailures, index: Index) -> RowFailures:
 def failures_of_rows(
     failures: RowFailures, id_hashes: Hashes, row_hashes: Hashes
 ) -> dict[int, Failure]:
-    """Find the failures of rows with these hashes, by the rising numbers of the rows."""
-    of_rows: dict[int, Failure] = {}
-    if not failures:  # else 10^7 rows would be searched for nothing
-        return of_rows
+    """Find the failures of rows with these hashes, by the rows' rising numbers."""
     failed_ids = np.array([id_hash for id_hash, _ in failures], np.uint64)
-    for row in np.flatnonzero(np.isin(id_hashes, failed_ids)).tolist():
-        failure = failures.get((int(id_hashes[row]), int(row_hashes[row])))
-        if failure is not None:
-            of_rows[row] = failure
-    return of_rows
+    rows = np.flatnonzero(np.isin(id_hashes, failed_ids))
+    keys = zip(id_hashes[rows].tolist(), row_hashes[rows].tolist(), strict=True)
+    found = zip(rows.tolist(), map(failures.get, keys), strict=True)
+    return {row: failure for row, failure in found if failure is not None}
 
 
 def failures_by_row(version: Version, index: Index) -> RowFailures:

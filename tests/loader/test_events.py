@@ -263,6 +263,15 @@ def test_items_collate_to_the_batch(both):
     )
 
 
+def test_items_collate_where_they_are_and_not_on_the_default_device(both):
+    dataset = featcache.FeatureDataset(both)
+    items = [dataset[row] for row in (2, 0)]
+    expected = dataset.batch([2, 0])["features"]["words"]
+    with torch.device("meta"):
+        events = dataset.collate(items)["features"]["words"]
+    assert events.rows.tolist() == expected.rows.tolist()
+
+
 def test_labels_are_numbers_of_given_classes(both):
     dataset = featcache.FeatureDataset(both, classes="words")
     assert dataset.classes == {"words": ["!", "Größe", "end", "over", "the"]}
