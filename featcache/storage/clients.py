@@ -354,5 +354,8 @@ def in_words(url: str, error: BaseException) -> str:
     if kind == "InvalidPathError" and (key := _KEY.search(text)) is not None:
         return f"the bucket holds {key[1]}, which is no path: remove that object, or rename it"
     if "NoSuchBucket" not in text and (status := _STATUS.search(text)) is not None:
-        return f"the server answers {status[1]}{status[2] or ''}"
+        hint = ""
+        if scheme == "s3" and status[1] == "400":  # a HEAD gets no more than that
+            hint = ": if the credentials have expired, set new ones, and start the program again"
+        return f"the server answers {status[1]}{status[2] or ''}{hint}"
     return next((words for signs, words in _WORDS if re.search(signs, text)), "the request fails")
