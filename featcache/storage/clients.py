@@ -322,9 +322,10 @@ def _fault(place: ObjectPath, error: Exception) -> tuple[Exception, bool]:
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place)), False
     if status_of(error) == 416 or "Invalid range" in text:
         return DamagedError(f"{place}: damaged: it ends before what is to be read"), False
-    fault = StoreError(
-        f"{place}: cannot be read or written: {in_words(place.root, error)} ({kind})"
-    )
+    what = f"{place}: cannot be read or written: {in_words(place.root, error)} ({kind})"
+    if place.root.startswith("s3:") and status_of(error) == 400:  # a HEAD gets no more than that
+        what += ": if the credentials have expired, set new ones, and start the program again"
+    fault = StoreError(what)
     return fault, kind == "GenericError" and has_bucket and not has_no_credentials(error)
 
 
@@ -354,8 +355,5 @@ def in_words(url: str, error: BaseException) -> str:
     if kind == "InvalidPathError" and (key := _KEY.search(text)) is not None:
         return f"the bucket holds {key[1]}, which is no path: remove that object, or rename it"
     if "NoSuchBucket" not in text and (status := _STATUS.search(text)) is not None:
-        hint = ""
-        if scheme == "s3" and status[1] == "400":  # a HEAD gets no more than that
-            hint = ": if the credentials have expired, set new ones, and start the program again"
-        return f"the server answers {status[1]}{status[2] or ''}{hint}"
+        return f"the server answers {status[1]}{status[2] or ''}"
     return next((words for signs, words in _WORDS if re.search(signs, text)), "the request fails")

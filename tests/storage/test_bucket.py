@@ -460,6 +460,6 @@ def test_expired_credentials_have_a_remedy(monkeypatch):
         for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": address}.items():
             monkeypatch.setenv(name, value)
         expired = Bucket(parse_location("root", "s3://expired"))
-        remedy = "400 Bad Request: if the credentials have expired, set new ones, and start"
+        remedy = r"400 Bad Request .*: if the credentials have expired, set new ones, and start"
         with pytest.raises(StoreError, match=remedy):
             expired.exists("zarr.json")
