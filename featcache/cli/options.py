@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -462,8 +461,13 @@ def refuse_unwritable(place: Location, path: Location | None = None) -> None:
         return
     ancestors = (place, *place.absolute().parents)
     folder = next(ancestor for ancestor in ancestors if os.path.lexists(ancestor))
+    probe = f"{folder}/.featcache-{os.urandom(4).hex()}"
     try:
-        os.rmdir(tempfile.mkdtemp(prefix=".featcache-", dir=folder))
+        try:
+            os.mkdir(probe)
+        finally:  # also after an interrupt
+            with suppress(OSError):
+                os.rmdir(probe)
     except OSError as error:
         fault = f"nothing can be made in {folder}: {error.strerror}"
         raise StoreError(f"{path or place}: cannot be written: {fault}") from error

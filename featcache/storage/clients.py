@@ -322,9 +322,10 @@ def _fault(place: ObjectPath, error: Exception) -> tuple[Exception, bool]:
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place)), False
     if status_of(error) == 416 or "Invalid range" in text:
         return DamagedError(f"{place}: damaged: it ends before what is to be read"), False
-    fault = StoreError(
-        f"{place}: cannot be read or written: {in_words(place.root, error)} ({kind})"
-    )
+    what = f"{place}: cannot be read or written: {in_words(place.root, error)} ({kind})"
+    if place.root.startswith("s3:") and status_of(error) == 400:  # a HEAD gets no more than that
+        what += ": if the credentials have expired, set new ones, and start the program again"
+    fault = StoreError(what)
     return fault, kind == "GenericError" and has_bucket and not has_no_credentials(error)
 
 

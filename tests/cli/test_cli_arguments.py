@@ -13,6 +13,7 @@ from processes import run_here
 
 import featcache
 from featcache.cli import main
+from featcache.cli.options import refuse_unwritable
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ArgumentError, ConfigError, ManifestError, StoreError
@@ -356,3 +357,16 @@ def test_a_cache_that_another_run_makes_at_this_moment_is_a_folder(plain, scratc
 
     monkeypatch.setattr(os.path, "isdir", made_meanwhile)
     run_here("extract", plain.manifest(), "-o", cache)
+
+
+def test_an_interrupt_of_the_check_of_a_folder_leaves_nothing(tmp_path, monkeypatch):
+    make = os.mkdir
+
+    def interrupted(*given):
+        make(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        refuse_unwritable(tmp_path)
+    assert not [*tmp_path.iterdir()]

@@ -14,7 +14,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 from forking import fork, join
+from loopback import serving
 from object_stores import any_store
+from s3_in_memory import ENVIRONMENT
 
 from featcache.errors import StoreError
 from featcache.storage import bucket, clients
@@ -450,3 +452,14 @@ def test_a_panic_of_obstore_is_an_error_of_the_store(is_long):
     with pytest.raises(StoreError, match=r"cannot be read or written: obstore panics") as raised:
         clients.asked(place, panic, is_long=is_long)
     assert "HUSH" not in str(raised.value)
+
+
+def test_expired_credentials_have_a_remedy(monkeypatch):
+    """S3 answers 400, which a HEAD does not explain. A process reads the environment once."""
+    with serving(lambda request: request.send(400, {}, b"")) as address:
+        for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": address}.items():
+            monkeypatch.setenv(name, value)
+        expired = Bucket(parse_location("root", "s3://expired"))
+        remedy = r"400 Bad Request .*: if the credentials have expired, set new ones, and start"
+        with pytest.raises(StoreError, match=remedy):
+            expired.exists("zarr.json")
