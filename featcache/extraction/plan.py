@@ -31,6 +31,7 @@ from featcache.extraction.audio_files import (
     row_seconds,
     same_span_notes,
     stat_of,
+    stats_of,
     with_changed_files,
 )
 from featcache.extraction.batching import BatchingChoice, choose_batching
@@ -39,10 +40,11 @@ from featcache.extraction.from_version import SourceVersion, find_source
 from featcache.extraction.options import Options
 from featcache.extraction.tasks import want
 from featcache.format.shard import Item
+from featcache.manifest.audio_locations import LocalFile
 from featcache.manifest.copies import Copies, expand
-from featcache.manifest.label_files import with_label_files
+from featcache.manifest.label_files import is_imported, with_label_files
 from featcache.manifest.strings import Strings, hash_of
-from featcache.manifest.utterances import Manifest
+from featcache.manifest.utterances import Manifest, rows_at_even_steps
 from featcache.storage.base import MARK
 from featcache.storage.location import Location, as_location
 from featcache.storage.opening import open_store
@@ -58,6 +60,9 @@ from featcache.version.wanted import Wanted, read_all_wanted
 
 _NAMED = 5
 """Utterances that a note names."""
+
+_SIZES = 256
+"""The files whose mean size tells how long imported features are."""
 
 _NAME_SOURCE = "name that version, --from CACHE/VERSION"
 
@@ -212,6 +217,8 @@ def plan_extraction(
     versions = []
     for built in all_built:
         rows = rows_of(built.copies, built.label_files)
+        if is_imported(built.config.resolved()):
+            rows = replace(rows, seconds=_seconds_of_features(rows, built.config.params))
         if len(all_built) > 1:  # each version has its own generations
             rows = replace(rows, whole=rows.whole.copy())
         versions.append(_plan_version(plan, built, rows))
@@ -258,6 +265,21 @@ def _rows_of_run(plan: ExtractionPlan, copies: Copies, label_files: str | None) 
     if label_files is not None:  # which have no header that says it
         known = np.nan_to_num(known, nan=10.0)
     return _Rows(rows, row_seconds(rows, known, speed), first * len(copies), keys, whole)
+
+
+def _seconds_of_features(rows: _Rows, params: Any) -> NDArray[np.float64]:
+    """Return each row's seconds: of imported features without a duration, by the mean size of
+    some files."""
+    seconds = rows.seconds.copy()
+    unknown = np.flatnonzero(np.isnan(rows.manifest.duration))
+    some = unknown[rows_at_even_steps(len(unknown), _SIZES)]
+    whole = [
+        source for source in locations_of(rows.manifest, some) if isinstance(source, LocalFile)
+    ]
+    sizes = [size for size, _ in stats_of(whole) if size]
+    if sizes and params.bytes_per_second:
+        seconds[unknown] = np.mean(sizes) / params.bytes_per_second
+    return seconds
 
 
 def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> VersionPlan:

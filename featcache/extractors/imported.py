@@ -45,6 +45,11 @@ class ImportedParams(Params):
     codebook_sizes: tuple[_Size, ...] = ()
     """For codes, the size of each codebook."""
 
+    @property
+    def bytes_per_second(self) -> float:
+        """The bytes of a second of frames of this dtype; 0 of vectors."""
+        return math.prod(self.item_shape) * np.dtype(self.dtype).itemsize * (self.frame_rate or 0)
+
 
 class Imported(Extractor[ImportedParams]):
     """Features of files, with the frame rate and the shape of the parameters."""

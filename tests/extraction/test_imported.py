@@ -393,6 +393,19 @@ def test_one_number_for_each_utterance_is_shown_and_summed(cli, tmp_path):
     assert "dimensions from 2 to 2" in cli("stats", tmp_path / "c").with_code(0).out
 
 
+def test_files_tell_by_their_size_how_long_their_features_are(cli, tmp_path):
+    """So that shards are of the same size as others, and `--dry-run` counts the hours."""
+    values = np.random.default_rng(1).standard_normal((2000, 80)).astype("float32")
+    features = {str(number): values + number for number in range(20)}
+    source = write_files(tmp_path / "long", features)
+    planned = import_into(cli, tmp_path / "c", source, "--dry-run", "--json", rate=1).json()
+    (version,) = planned["versions"]
+    assert version["audio_seconds"] == pytest.approx(20 * 2000, rel=0.01)
+    import_into(cli, tmp_path / "c", source, rate=1).with_code(0)
+    assert len([*tmp_path.glob("c/*/shards/*/zarr.json")]) > 10
+    assert_holds(tmp_path / "c", features)
+
+
 def test_units_are_made_from_the_version_and_never_from_files_or_audio(cli, tmp_path):
     source, cache = write_files(tmp_path / "theirs"), tmp_path / "c"
     import_into(cli, cache, source).with_code(0)
