@@ -310,12 +310,24 @@ def repair(
 
     read = options.read_manifest(manifest, reading, carry=need_columns(path))
     chosen = Options(device=device, threads=threads)
-    repaired = []
+    folders = version_folders(path)
+    documents: list[Document] = []
+    codes: list[int] = []
     with stoppable(kill_commands) as stop:
-        for folder in version_folders(path):
-            repaired.append(repair_version(folder, read, chosen, stop=stop))
-    say_json({"versions": [*map(as_document, repaired)]})
-    return worst([_say_repaired(version) for version in repaired])
+        for folder in folders:
+            try:
+                repaired = repair_version(folder, read, chosen, stop=stop)
+            except FeatcacheError as error:
+                if len(folders) == 1:
+                    raise
+                complain(error)  # the other versions are still repaired
+                codes.append(error.exit_code)
+                documents.append({"path": str(folder)} | error_document(error))
+            else:
+                codes.append(_say_repaired(repaired))
+                documents.append(as_document(repaired))
+    say_json({"versions": documents})
+    return worst(codes)
 
 
 def _say_repaired(version: Repaired) -> int:

@@ -436,6 +436,26 @@ def test_units_are_made_from_the_version_and_never_from_files_or_audio(cli, tmp_
     cli("verify", f"{cache}/u").with_code(0)
 
 
+def test_repair_goes_on_after_a_version_that_it_cannot_repair(cli, tmp_path):
+    source, cache = write_files(tmp_path / "theirs"), tmp_path / "c"
+    import_into(cli, cache, source).with_code(0)
+    cli("fit-kmeans", cache, "-k", "3", "-o", tmp_path / "u.safetensors").with_code(0)
+    config = tmp_path / "a.yaml"
+    config.write_text("name: a\nextractor: units\nparams: {weights: u.safetensors}\n")
+    read = ("--format", "features")
+    cli("extract", source, *read, "-c", config, "-o", cache, "--from", cache).with_code(0)
+    for chunk in cache.glob("*/shards/*/features/c/0/0"):
+        flip(chunk, 0)
+    done = cli("repair", cache, "--manifest", source, *read).with_code(2)
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"featcache: {cache}/a-")
+    assert "theirs-" in done.out
+    cli("verify", f"{cache}/theirs").with_code(0)
+    told = cli("repair", cache, "--manifest", source, *read, "--json").with_code(2).json()
+    refused, sound = told["versions"]
+    assert (refused["error"]["exit_code"], sound["removed"]) == (2, [])
+
+
 def test_recompute_goes_on_after_a_version_that_it_cannot_extract_again(cli, plain, tmp_path):
     source, cache = write_files(tmp_path / "theirs"), tmp_path / "c"
     import_into(cli, cache, source, name="first").with_code(0)
