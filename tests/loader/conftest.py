@@ -9,6 +9,7 @@ from make_cache import make_features, make_version
 from object_stores import upload_for_module
 
 import featcache
+from featcache.storage import directory
 
 
 @pytest.fixture
@@ -58,6 +59,8 @@ def bad_sector(monkeypatch):
             return preadv(descriptor, buffers, start)
 
         monkeypatch.setattr(os, "preadv", failing)
+        # The page cache has nothing of a bad sector.
+        monkeypatch.setattr(directory, "enter_cached", lambda _block: False)
 
     return spoil
 
