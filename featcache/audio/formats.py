@@ -50,6 +50,7 @@ _MP3_FRAME = 2881  # bytes, at most
 _FLAC = b"fLaC\0\0\x22"  # and the type of the first block before its length
 _MOST_BLOCKS = 128  # one of each type that a FLAC may have
 _SHORTEN = re.compile(rb"NIST_1A\n.*\nsample_coding -s\d+ [^\n]*shorten", re.S)
+_HEAD_BYTES = 512  # FFmpeg writes tags before the samples of a WAV
 
 
 class View(io.FileIO):
@@ -100,8 +101,6 @@ class Sound(NamedTuple):
     order: Literal["little", "big"]
     counted: int
     """The number of other bytes that this size includes."""
-    form: bytes = b""
-    """The chunk `fmt ` of a WAV, if it has 16 bytes."""
 
     def patches(self, size: int) -> dict[int, bytes]:
         """Correct the size of the samples in a file of `size` bytes, if it was unknown when
@@ -142,7 +141,7 @@ def find_sound(fd: int, size: int) -> Sound | None:
     file_end = 0
     if kind != b"caff":
         file_end = int.from_bytes(head[name_bytes:header_bytes], order) + header_bytes - counted
-    long_sizes, form = 0, b""  # where the sizes of RF64 stand
+    long_sizes = 0  # where those of RF64 stand
     for _ in range(_MOST_CHUNKS):
         chunk = os.pread(fd, header_bytes, offset) if offset < size else b""
         if len(chunk) < header_bytes:
@@ -153,8 +152,6 @@ def find_sound(fd: int, size: int) -> Sound | None:
         offset += header_bytes
         if name == b"ds64":
             long_sizes = offset
-        if name == b"fmt " and length == 16:
-            form = os.pread(fd, 16, offset)
         if name in _SOUNDS:
             if long_sizes and length == 0xFFFFFFFF:
                 size_at, size_bytes = long_sizes + 8, 8
@@ -164,7 +161,7 @@ def find_sound(fd: int, size: int) -> Sound | None:
             before = 4 if kind == b"caff" else _SOUNDS[name]
             first, length = offset + before, length - before
             counted += before
-            return Sound(first, length, file_end, size_at, size_bytes, order, counted, form)
+            return Sound(first, length, file_end, size_at, size_bytes, order, counted)
         offset += max(0, length) + -length % alignment
     return None
 
@@ -243,12 +240,11 @@ class Header(NamedTuple):
 def plain_header(fd: int, size: int) -> Header | None:
     """Read the header of a FLAC file (RFC 9639, section 8.2), or of a WAV of 16-bit
     integers that ends with its samples; None for files that libsndfile should read."""
-    head = os.pread(fd, 42, 0)
+    head = os.pread(fd, _HEAD_BYTES, 0)
     if len(head) < 42:
         return None
-    if head[:4] + head[8:12] == b"RIFFWAVE":
-        sound = find_sound(fd, size)
-        return sound and _wav_header(sound, size)
+    if head.startswith(b"RIFF"):
+        return _wav_header(head, size)
     if not _FLAC.startswith(head[:4] + head[5:8]) or head[4] & 0x7F:
         return None
     packed = int.from_bytes(head[18:26])
@@ -261,15 +257,24 @@ def plain_header(fd: int, size: int) -> Header | None:
     return Header(rate, num_samples, channels)
 
 
-def _wav_header(sound: Sound, size: int) -> Header | None:
-    length = sound.length
-    if len(sound.form) < 16 or not sound.at + length == size == sound.file_end:
+def _wav_header(head: bytes, size: int) -> Header | None:
+    end, kind = struct.unpack_from("<I4s", head, 4)
+    offset, name, length, form = 12, b"", 0, b""
+    while name != b"data":
+        offset += length + length % 2
+        if offset + 8 > len(head):
+            return None
+        name, length = struct.unpack_from("<4sI", head, offset)
+        offset += 8
+        if name == b"fmt " and length == 16:
+            form = head[offset : offset + 16]
+    if kind != b"WAVE" or not form or not offset + length == size == end + 8:
         return None
-    coding, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", sound.form)
+    coding, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", form)
     is_16_bit = coding == 1 and bits == 16 and frame_bytes == 2 * channels
     if not (is_16_bit and 0 < channels <= 8 and rate and length) or length % frame_bytes:
         return None
-    return Header(rate, length // frame_bytes, channels, samples_at=sound.at)
+    return Header(rate, length // frame_bytes, channels, samples_at=offset)
 
 
 def is_shorten(fd: int) -> bool:
