@@ -230,10 +230,10 @@ class Onnx(Extractor[OnnxParams]):
 
     def _windows(self, steps_SC: Array) -> Iterator[Array]:
         """Yield the frames `[n, D]` that each window gives, or its vector `[D]`."""
-        num_steps, states = len(steps_SC), self._first_states
+        states, whole = self._first_states, max(1, len(steps_SC))
         # without windows, the clip is one
-        window = self._params.window or Window(length=num_steps, hop=num_steps, keep_ends=True)
-        for start, skip, count in self._spans(num_steps, window):
+        window = self._params.window or Window(length=whole, hop=whole, keep_ends=True)
+        for start, skip, count in self._spans(len(steps_SC), window):
             values, states = self._run(_cut(steps_SC, start, window), states, skip, count)
             yield values
 
