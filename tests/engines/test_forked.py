@@ -32,8 +32,11 @@ def test_forked_processes_make_the_shards_of_one(cli, corpus, scratch):
     """Of several versions at once."""
     job = ("extract", corpus.manifest(), "-c", "fbank80", "-c", "mfcc13", "--shard-size", "0.02")
     one = extracted(cli, *job, "-o", scratch / "one", "--threads", 1)
-    two = extracted(cli, *job, "-o", scratch / "two", *TWO, "--progress", "json")
-    assert arrays(scratch / "one") == arrays(scratch / "two")
+    for trial in range(10):  # on a busy machine, one may do all before the other is there
+        two = extracted(cli, *job, "-o", scratch / f"two{trial}", *TWO, "--progress", "json")
+        assert arrays(scratch / "one") == arrays(scratch / f"two{trial}")
+        if two["processes"] == 2:
+            break
     assert (one["processes"], two["processes"]) == (1, 2)
     for key in ("utterances", "failed_by_reason", "upsampled", "downsampled", "silent"):
         assert one[key] == two[key]
@@ -156,8 +159,12 @@ def test_a_process_forks_if_there_is_work_and_no_other_thread(
 ):
     script = scratch / "script.py"
     script.write_text("\n".join(line[4:] for line in IN_PYTHON.splitlines()))
-    done = python(script, corpus.manifest(), scratch / "c", size, has_thread).with_code(0)
-    assert done.out.strip() == str(processes)
+    for trial in range(3):  # on a busy machine, one may do all before the other is there
+        job = (script, corpus.manifest(), scratch / f"c{trial}", size, has_thread)
+        made_by = python(*job).with_code(0).out.strip()
+        if made_by == str(processes):
+            break
+    assert made_by == str(processes)
 
 
 def test_models_are_not_forked(cli, corpus, scratch):
